@@ -1,0 +1,3 @@
+"""The conformance suite. Empty in this version."""
+
+__all__: list[str] = []

@@ -1,0 +1,129 @@
+"""From a name, a URL or `module:factory` to an open backend, with every option checked first."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.backend.options import OptionInfo, options_of, parse_options
+from kvstore_sdk.backend.protocol import Backend, Capabilities
+
+__all__ = ["ENTRY_POINT_GROUP", "BackendFactory", "backend_options", "open_backend", "registered_backends"]
+
+ENTRY_POINT_GROUP = "kvstore_sdk.backends"
+
+BackendFactory = Callable[..., Backend]
+"""`factory(location, *, option=default, ...)`: opens the store at `location`, a string whose form is the backend's own.
+
+Opening one location twice, in one process or two, gives two views of the same store.
+"""
+
+_METHODS = ("exists", "put", "get", "close")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def registered_backends() -> dict[str, EntryPoint]:
+    """Every installed backend by its name, which is its URL scheme as well. Nothing is imported."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def backend_options(target: str) -> dict[str, OptionInfo]:
+    """The options of a backend, given its name, a URL of it, or `module:factory`.
+
+    Raises:
+        ConfigError: there is no such backend, or it cannot be imported.
+    """
+    return options_of(_find(target)[1])
+
+
+def open_backend(target: str, options: Mapping[str, object] | None = None, *, location: str | None = None) -> Backend:
+    """Open a backend.
+
+    Args:
+        target: A URL (`file:///mnt/kv?io_threads=4`, `memory:`), the name of a registered backend (`fs`), or `module:factory`.
+        options: Options of the backend. With a URL they are added to those of its query.
+        location: Where the store is. A URL says that itself.
+
+    Raises:
+        ConfigError: the backend, its location or an option is unknown, missing or wrong. Nothing was opened.
+        BackendError: the store could not be opened.
+    """
+    name, factory, url = _find(target)
+    where = f"backend {name}"
+    given = dict(options or {})
+    if url is not None:
+        url_location, query = _split_url(where, url)
+        if location is not None and location != url_location:
+            raise ConfigError(where, "location", "is given twice: by the URL and by itself; leave one out")
+        if twice := sorted(set(query) & set(given)):
+            raise ConfigError(where, twice[0], "is given twice: in the URL and as an option; leave one out")
+        location, given = url_location, given | query
+    if location is None:
+        raise ConfigError(where, "location", "must be given: where the store is, a folder for example")
+    parsed = parse_options(where, options_of(factory), given)
+    backend = factory(location, **parsed)
+    _check(where, backend)
+    return backend
+
+
+def _find(target: str) -> tuple[str, BackendFactory, str | None]:
+    """Resolve `target` to (name, factory, the URL if it is one)."""
+    known = registered_backends()
+    if target in known:
+        return target, _load(known[target]), None
+    if _URL.match(target):
+        scheme = target.split(":", 1)[0].lower()
+        if scheme in known:
+            return scheme, _load(known[scheme]), target
+    if _FACTORY.fullmatch(target):
+        return target, _load(EntryPoint(target, target, ENTRY_POINT_GROUP)), None
+    shown = target.split("?", 1)[0].rsplit("@", 1)[-1]
+    names = ", ".join(sorted(known)) or "none"
+    raise ConfigError(f"backend {shown}", "backend", f"is not known; installed are {names}; or write module:factory")
+
+
+def _load(point: EntryPoint) -> BackendFactory:
+    module, _, path = point.value.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as cause:
+        missing = cause.name or module
+        hint = f"module {missing!r} cannot be imported ({cause}); install it, or fix the name"
+        raise ConfigError(f"backend {point.name}", "backend", hint) from cause
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(f"backend {point.name}", "backend", f"module {module!r} has no factory {path!r}")
+    return cast(BackendFactory, found)
+
+
+def _split_url(where: str, url: str) -> tuple[str, dict[str, str]]:
+    parts = urlsplit(url)
+    if parts.password is not None:
+        raise ConfigError(where, "location", "must not carry a password; use the backend's own credential options")
+    if parts.fragment:
+        raise ConfigError(where, "location", "must not carry a fragment (#...); write %23 for a # in a path")
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    names = [name for name, _ in query]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(where, twice[0], "is given twice in the URL")
+    location = unquote(f"{parts.netloc}{parts.path}")
+    return location, dict(query)
+
+
+def _check(where: str, backend: object) -> None:
+    missing = [name for name in _METHODS if not callable(getattr(backend, name, None))]
+    if inspect.iscoroutine(backend):
+        backend.close()
+        raise ConfigError(where, "backend", "the factory is a coroutine function; it must return an open backend")
+    if missing:
+        raise ConfigError(where, "backend", f"the factory returned a {type(backend).__name__}, which lacks {', '.join(missing)}")
+    if not isinstance(getattr(backend, "capabilities", None), Capabilities):
+        raise ConfigError(where, "backend", f"{type(backend).__name__}.capabilities must be a Capabilities")

@@ -1,0 +1,173 @@
+"""What a backend is asked, one item at a time, and what it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kvstore_sdk.errors import BackendError
+from kvstore_sdk.backend.region import Buffer
+
+__all__ = [
+    "DeleteStatus",
+    "Failure",
+    "Get",
+    "GetResult",
+    "GetStatus",
+    "ListEntry",
+    "ListPage",
+    "Mode",
+    "Put",
+    "PutResult",
+    "PutStatus",
+    "Ticket",
+    "Usage",
+]
+
+Ticket = Hashable
+"""Names one operation that is in doubt; made and understood by the backend alone."""
+
+
+class Mode(Enum):
+    """How a put treats a record that is already there."""
+
+    CREATE = "create"
+    """May answer EXISTS and then leaves what is there as it is."""
+    REPLACE = "replace"
+    """Puts the new record in the place of the old one, atomically."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store the bytes of `parts`, one after another, as one record under `name`."""
+
+    name: str
+    parts: Sequence[Buffer]
+    mode: Mode = Mode.CREATE
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.length for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Fill the buffers of `into`, one after another, with the record called `name`, which must be exactly as long."""
+
+    name: str
+    into: Sequence[Buffer]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.length for part in self.into)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An answer that could not be given, and why."""
+
+    error: BackendError
+
+
+class PutStatus(Enum):
+    """What became of one put."""
+
+    STORED = "stored"
+    """Visible and whole, to every process that uses this store, also after `kill -9` of this one."""
+    EXISTS = "exists"
+    """CREATE only: a record of that name is visible; it was not changed."""
+    FAILED = "failed"
+    """Definite: the record of this put is not visible and will not become visible. `error` says why."""
+    UNKNOWN = "unknown"
+    """The answer was lost: the record may be, or become, visible, and then it is whole. Repeating is safe."""
+    TIMED_OUT = "timed_out"
+    """Not done by the deadline: definite, like FAILED. When that cannot be promised, answer UNKNOWN."""
+    IN_DOUBT = "in_doubt"
+    """The call is over, but the store may still read the buffers of this item until `settle` says it is over. As to visibility: UNKNOWN."""
+    CLOSED = "closed"
+    """`close` was called first: definite, like FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """The answer to one put. `error` comes with FAILED and may come with UNKNOWN; `ticket` comes with IN_DOUBT."""
+
+    status: PutStatus
+    error: BackendError | None = None
+    ticket: Ticket | None = None
+
+    @classmethod
+    def failed(cls, error: BackendError) -> PutResult:
+        return cls(PutStatus.FAILED, error)
+
+
+class GetStatus(Enum):
+    """What became of one get. After any status but FOUND the buffers of the item hold no promise."""
+
+    FOUND = "found"
+    """Every buffer is filled, and the record is exactly as long as the buffers."""
+    MISSING = "missing"
+    """No record of that name. A result, not an error."""
+    WRONG_SIZE = "wrong_size"
+    """The record is shorter or longer than the buffers; `size_bytes` is its true size, `asked_bytes` theirs."""
+    FAILED = "failed"
+    """`error` says why."""
+    TIMED_OUT = "timed_out"
+    """Not done by the deadline, and the buffers of the item will not be touched any more."""
+    IN_DOUBT = "in_doubt"
+    """The call is over, but the store may still write into the buffers of this item until `settle` says it is over."""
+    CLOSED = "closed"
+    """`close` was called first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """The answer to one get. The sizes come with WRONG_SIZE, `error` with FAILED, `ticket` with IN_DOUBT."""
+
+    status: GetStatus
+    error: BackendError | None = None
+    ticket: Ticket | None = None
+    size_bytes: int | None = None
+    asked_bytes: int | None = None
+
+    @classmethod
+    def failed(cls, error: BackendError) -> GetResult:
+        return cls(GetStatus.FAILED, error)
+
+    @classmethod
+    def wrong_size(cls, size_bytes: int, asked_bytes: int) -> GetResult:
+        return cls(GetStatus.WRONG_SIZE, size_bytes=size_bytes, asked_bytes=asked_bytes)
+
+
+class DeleteStatus(Enum):
+    """What became of one delete."""
+
+    DELETED = "deleted"
+    ABSENT = "absent"
+    """Nothing of that name was there. A result, not an error: two deleters may race."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntry:
+    """One record of a listing."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """Some records, in an order of the store's own, and where to go on: `cursor` is None on the last page."""
+
+    entries: Sequence[ListEntry]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a store holds. `capacity_bytes` is None where the store knows no limit."""
+
+    records: int
+    used_bytes: int
+    capacity_bytes: int | None = None

@@ -1,0 +1,158 @@
+"""The record: one chunk as bytes. The same in host memory, a file, an object and a peer.
+
+A header page of 4,096 bytes, then the payload, padded with zeros to a multiple of 4,096. `docs/format.md` is the specification;
+this module is its implementation. There is no time and no host name in a record: equal chunks are equal bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from typing import NamedTuple
+
+import xxhash
+
+from kvstore_sdk.keys import MAX_HASH_BYTES, ChunkKey
+
+__all__ = [
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "LAYOUT_BYTES",
+    "MAGIC",
+    "Flaw",
+    "Header",
+    "padded_bytes",
+    "read_header",
+    "record_bytes",
+    "seal",
+    "verify",
+]
+
+MAGIC = b"KVSTORE\x1a"
+FORMAT_VERSION = 0
+HEADER_BYTES = 4096
+LAYOUT_BYTES = 64
+CHECKSUM_XXH3_128 = 1
+
+_PAGE = 4096
+_FIELDS = struct.Struct("<8sIIII16sIH2x64sQ64s16s32s")
+_CHECKSUM_AT = HEADER_BYTES - 16
+_GAP = bytes(_CHECKSUM_AT - _FIELDS.size)
+_NO_MAC = bytes(32)
+
+
+class Flaw(Enum):
+    """Why bytes are not the record that was asked for. Any of them makes the record corrupt, and corrupt is a miss."""
+
+    HEADER = "header"
+    """The header is not one: zeros, garbage, a flipped bit, or another version of the format."""
+    KEY = "key"
+    """A whole record, of another chunk: hash or group differ."""
+    NAMESPACE = "namespace"
+    """A whole record, of another namespace."""
+    LAYOUT = "layout"
+    """A whole record whose bytes are laid out in another way."""
+    LENGTH = "length"
+    """The record is shorter or longer than it should be, or its payload length differs."""
+    PAYLOAD = "payload"
+    """The payload or its padding changed after it was sealed."""
+
+
+class Header(NamedTuple):
+    """The fields of an intact header page."""
+
+    key: ChunkKey
+    payload_bytes: int
+    layout: str
+    payload_checksum: bytes
+
+
+def padded_bytes(payload_bytes: int) -> int:
+    """Length of a payload with its padding."""
+    return -(-payload_bytes // _PAGE) * _PAGE
+
+
+def record_bytes(payload_bytes: int) -> int:
+    """Length of the record of a payload: a multiple of 4,096."""
+    return HEADER_BYTES + padded_bytes(payload_bytes)
+
+
+def seal(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> None:
+    """Turn `record`, whose payload is in place, into a record: zero the padding, then write the header page.
+
+    Args:
+        record: Writable, exactly `record_bytes(payload_bytes)` long, format `B`.
+        key: What the chunk is called.
+        layout: Id of the payload's byte order: 1 to 64 bytes of ASCII.
+        payload_bytes: Length of the payload, at least 1.
+
+    Raises:
+        ValueError: an argument is out of its limits; `record` was not touched.
+    """
+    name = layout.encode("ascii")
+    if not 0 < len(name) <= LAYOUT_BYTES:
+        raise ValueError(f"seal: layout: {layout!r} must have 1 to {LAYOUT_BYTES} characters")
+    if payload_bytes < 1 or len(record) != record_bytes(payload_bytes):
+        raise ValueError(f"seal: a payload of {payload_bytes} bytes does not make a record of {len(record)} bytes")
+    if not 0 < len(key.chain_hash) <= MAX_HASH_BYTES:
+        raise ValueError(f"seal: key: a chain hash has 1 to {MAX_HASH_BYTES} bytes, this one {len(key.chain_hash)}")
+    end = HEADER_BYTES + payload_bytes
+    record[end:] = bytes(len(record) - end)
+    fields = _FIELDS.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        HEADER_BYTES,
+        0,
+        CHECKSUM_XXH3_128,
+        bytes.fromhex(key.namespace),
+        key.group,
+        len(key.chain_hash),
+        key.chain_hash,
+        payload_bytes,
+        name,
+        xxhash.xxh3_128_digest(record[HEADER_BYTES:]),
+        _NO_MAC,
+    )
+    head = fields + _GAP
+    record[:HEADER_BYTES] = head + xxhash.xxh3_128_digest(head)
+
+
+def read_header(page: memoryview | bytes) -> Header | None:
+    """The header in the first 4,096 bytes, or None when they are not an intact header of this version."""
+    if len(page) < HEADER_BYTES:
+        return None
+    if xxhash.xxh3_128_digest(page[:_CHECKSUM_AT]) != bytes(page[_CHECKSUM_AT:HEADER_BYTES]):
+        return None
+    magic, version, header_bytes, flags, algorithm, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = (
+        _FIELDS.unpack_from(page)
+    )
+    if (magic, version, header_bytes, flags, algorithm) != (MAGIC, FORMAT_VERSION, HEADER_BYTES, 0, CHECKSUM_XXH3_128):
+        return None
+    if not 0 < hash_bytes <= MAX_HASH_BYTES or payload_bytes < 1:
+        return None
+    key = ChunkKey(namespace.hex(), chain_hash[:hash_bytes], group)
+    return Header(key, payload_bytes, layout.rstrip(b"\0").decode("ascii", "replace"), checksum)
+
+
+def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> Flaw | None:
+    """Say whether `record` is the chunk `key` with this layout and length, unchanged since it was sealed. None: it is.
+
+    Binds key, namespace, layout and length to the bytes, so that a record in another's place is found, not only a changed one. It
+    finds accidents, not attackers: whoever can write to the store can seal a record too.
+    """
+    if len(record) != record_bytes(payload_bytes):
+        return Flaw.LENGTH
+    header = read_header(record[:HEADER_BYTES])
+    if header is None:
+        return Flaw.HEADER
+    if header.key.namespace != key.namespace:
+        return Flaw.NAMESPACE
+    if header.key != key:
+        return Flaw.KEY
+    if header.layout != layout:
+        return Flaw.LAYOUT
+    if header.payload_bytes != payload_bytes:
+        return Flaw.LENGTH
+    if xxhash.xxh3_128_digest(record[HEADER_BYTES:]) != header.payload_checksum:
+        return Flaw.PAYLOAD
+    return None

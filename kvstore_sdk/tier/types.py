@@ -1,0 +1,61 @@
+"""What an engine says to a Tier and hears from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+__all__ = ["EngineMemory", "JobResult", "Lookup"]
+
+
+class Lookup(Enum):
+    """Answer of `Tier.lookup`, from memory alone."""
+
+    HIT = "hit"
+    MISS = "miss"
+    PENDING = "pending"
+    """Ask again in the next step. Becomes HIT or MISS within `lookup_timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended; `poll` returns one for each submitted job.
+
+    Attributes:
+        job_id: As submitted.
+        done: Keys that were stored (or were there already), or loaded and verified, in the order of the job.
+        failed: The others. After a failed load the engine's memory for that key holds no promise but is no longer touched.
+        moved_bytes: Payload bytes of `done`.
+        elapsed_s: From submission.
+    """
+
+    job_id: int
+    done: tuple[bytes, ...]
+    failed: tuple[bytes, ...]
+    moved_bytes: int
+    elapsed_s: float
+
+    @property
+    def success(self) -> bool:
+        return not self.failed
+
+
+class EngineMemory(Protocol):
+    """The engine's own host memory: rows that it reuses as soon as a job is reported.
+
+    A Tier calls `copy_out` and `copy_in` from its threads, and only while the job is open; a row belongs to one open job at a time.
+    A chunk's payload is the bytes of its own group and nothing else.
+    """
+
+    def payload_bytes(self, group: int) -> int | None:
+        """Length of a chunk of `group`; None for a group this memory does not hold."""
+        ...
+
+    def copy_out(self, row: int, group: int, payload: memoryview) -> None:
+        """Copy the chunk of `group` in `row` into `payload`, which is `payload_bytes(group)` long."""
+        ...
+
+    def copy_in(self, row: int, group: int, payload: memoryview) -> None:
+        """Copy `payload` into the parts of `row` that belong to `group`, and touch no other byte."""
+        ...
