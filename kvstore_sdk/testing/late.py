@@ -1,0 +1,107 @@
+"""Waiting that a test can end, and work that goes on after a call returned."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["LateWork"]
+
+
+class LateWork:
+    """What a faulty backend does out of turn: calls that hang, threads that act later, tickets that are open.
+
+    `release` ends every wait that goes on at that moment, `stop` those that come as well. Every thread is named `kvstore-late-<n>`.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._releases = 0
+        self._stopped = False
+        self._hanging = 0
+        self._threads: set[threading.Thread] = set()
+        self._started = 0
+        self._open: set[object] = set()
+        self.errors: list[BaseException] = []
+
+    @property
+    def hanging(self) -> int:
+        """Calls that wait now."""
+        with self._changed:
+            return self._hanging
+
+    def wait(self, seconds: float | None) -> None:
+        """Return after `seconds`, or on `release` or `stop`, whichever comes first. None: only on the latter two."""
+        with self._changed:
+            self._hanging += 1
+            self._changed.notify_all()
+            try:
+                self._wait(seconds)
+            finally:
+                self._hanging -= 1
+                self._changed.notify_all()
+
+    def later(self, seconds: float | None, work: Callable[[], object], ticket: object = None) -> None:
+        """Do `work` in a thread, after a wait like that of `wait`. A `ticket` is open until then."""
+
+        def run() -> None:
+            try:
+                with self._changed:
+                    self._wait(seconds, releases)
+                # The memory that late work touches may be gone by now: its owner closed the region, rightly, after the call returned.
+                with contextlib.suppress(ValueError):
+                    work()
+            except BaseException as error:  # noqa: BLE001  kept for the test; a thread has nobody to raise to
+                self.errors.append(error)
+            finally:
+                with self._changed:
+                    self._open.discard(ticket)
+                    self._threads.discard(thread)
+                    self._changed.notify_all()
+
+        with self._changed:
+            releases = self._releases
+            self._started += 1
+            thread = threading.Thread(target=run, name=f"kvstore-late-{self._started}", daemon=True)
+            self._threads.add(thread)
+            if ticket is not None:
+                self._open.add(ticket)
+            thread.start()
+
+    def wait_hanging(self, calls: int, timeout_s: float) -> bool:
+        """Wait until so many calls hang. False: they do not, after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._hanging >= calls, timeout_s)
+
+    def wait_done(self, timeout_s: float) -> bool:
+        """Wait until no late work is left. False: there is some, after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._threads, timeout_s)
+
+    def wait_over(self, tickets: list[object], timeout_s: float) -> list[bool]:
+        """Wait until none of these tickets is open, at most `timeout_s`; say for each whether it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open.isdisjoint(tickets), timeout_s)
+            return [ticket not in self._open for ticket in tickets]
+
+    def release(self) -> None:
+        """End every wait that goes on now."""
+        with self._changed:
+            self._releases += 1
+            self._changed.notify_all()
+
+    def stop(self, timeout_s: float) -> None:
+        """End every wait, now and from now on, and join the threads, at most `timeout_s`. Idempotent."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+        end = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _wait(self, seconds: float | None, releases: int | None = None) -> None:
+        seen = self._releases if releases is None else releases
+        self._changed.wait_for(lambda: self._stopped or self._releases != seen, seconds)
