@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from kvstore_sdk.backend.deadline import Deadline
-from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.backend.region import Region
 from kvstore_sdk.backend.results import (
     DeleteStatus,
@@ -22,6 +21,7 @@ from kvstore_sdk.backend.results import (
     Ticket,
     Usage,
 )
+from kvstore_sdk.errors import ConfigError
 
 __all__ = [
     "Backend",
@@ -119,7 +119,7 @@ class Backend(Protocol):
     - **Return by the deadline.** Items that are not done answer TIMED_OUT (`exists`: a `Failure` with `TimedOutError`). A late call is
       abandoned: its answer is dropped, its buffers stay out of use until it returns, and enough of them open the circuit breaker.
     - **After a call returned, touch none of its buffers**, unless an item answers IN_DOUBT: then the store may still read (put) or
-      write (get) that item's buffers, and only those, until `settle` says it is over. Neither may any byte outside the buffers be touched, ever.
+      write (get) that item's buffers, and only those, until `settle` says it is over. A byte outside the buffers is never touched.
     - **Whole records or none.** A reader in any process sees a record as one put wrote it, or none: never a part, never a mix.
     - **Secrets** appear in no `repr`, log line or error.
     """

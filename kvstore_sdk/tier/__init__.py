@@ -1,6 +1,21 @@
 """Tier: one Backend made non-blocking and safe for an engine."""
 
+from kvstore_sdk.tier.metrics import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta, MetricSpec, TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
-from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup
+from kvstore_sdk.tier.tier import Tier
+from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, TierEvent
 
-__all__ = ["EngineMemory", "JobResult", "Lookup", "TierSettings"]
+__all__ = [
+    "COUNTERS",
+    "GAUGES",
+    "HISTOGRAMS",
+    "EngineMemory",
+    "JobResult",
+    "Lookup",
+    "MetricSpec",
+    "MetricsDelta",
+    "Tier",
+    "TierEvent",
+    "TierMetrics",
+    "TierSettings",
+]

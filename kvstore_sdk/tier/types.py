@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["EngineMemory", "JobResult", "Lookup"]
+__all__ = ["EngineMemory", "JobResult", "Lookup", "TierEvent"]
 
 
 class Lookup(Enum):
@@ -25,14 +25,16 @@ class JobResult:
     Attributes:
         job_id: As submitted.
         done: Keys that were stored (or were there already), or loaded and verified, in the order of the job.
-        failed: The others. After a failed load the engine's memory for that key holds no promise but is no longer touched.
-        moved_bytes: Payload bytes of `done`.
+        failed: After a failed load the engine's memory for that key holds no promise but is no longer touched.
+        skipped: Keys that this tier does not store by its configuration.
+        moved_bytes: Payload bytes that went to or came from the backend.
         elapsed_s: From submission.
     """
 
     job_id: int
     done: tuple[bytes, ...]
     failed: tuple[bytes, ...]
+    skipped: tuple[bytes, ...]
     moved_bytes: int
     elapsed_s: float
 
@@ -41,11 +43,19 @@ class JobResult:
         return not self.failed
 
 
+@dataclass(frozen=True, slots=True)
+class TierEvent:
+    """A change of what the backend is known to hold: stored by this tier, or found missing or corrupt by it."""
+
+    keys: tuple[bytes, ...]
+    removed: bool
+
+
 class EngineMemory(Protocol):
     """The engine's own host memory: rows that it reuses as soon as a job is reported.
 
-    A Tier calls `copy_out` and `copy_in` from its threads, and only while the job is open; a row belongs to one open job at a time.
-    A chunk's payload is the bytes of its own group and nothing else.
+    A Tier calls `copy_out` and `copy_in` from its threads, and only while the job is open. A chunk's payload is the bytes of its own
+    group and nothing else.
     """
 
     def payload_bytes(self, group: int) -> int | None:

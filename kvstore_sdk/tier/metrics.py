@@ -1,0 +1,125 @@
+"""What a Tier counts. Every name and label is listed here once, so that an engine can declare them before the first value."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "MetricSpec", "MetricsDelta", "TierMetrics"]
+
+Labels = tuple[str, ...]
+Series = tuple[str, Labels]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric: what it says, and the names of its labels. `buckets` are upper bounds, for histograms."""
+
+    doc: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+COUNTERS: Mapping[str, MetricSpec] = {
+    "lookups": MetricSpec("Look-ups of chunks answered, by result (hit, miss); one for each request and chunk.", ("result",)),
+    "lookup_timeouts": MetricSpec("Look-ups that became a miss because the backend gave no answer in time."),
+    "loads": MetricSpec("Chunks asked to be loaded, by result (loaded, missing, corrupt, failed, timeout, refused).", ("result",)),
+    "load_bytes": MetricSpec("Payload bytes loaded and verified."),
+    "stores": MetricSpec(
+        "Chunks asked to be stored, by result (stored, replaced, exists, skipped, shed, failed, timeout, refused).", ("result",)
+    ),
+    "store_bytes": MetricSpec("Payload bytes stored."),
+    "corrupt": MetricSpec("Records that failed verification twice, by flaw (header, key, namespace, layout, length, payload).", ("flaw",)),
+    "unstable_reads": MetricSpec("Records that failed verification once and passed when they were read again."),
+    "repairs": MetricSpec("Bad records replaced by good ones."),
+    "removals": MetricSpec("Bad records removed from the backend."),
+    "call_failures": MetricSpec("Failed items of backend calls, by operation and kind of error.", ("operation", "error")),
+    "retries": MetricSpec("Items tried again, by operation.", ("operation",)),
+    "breaches": MetricSpec("Calls in which the backend broke its contract, by operation.", ("operation",)),
+    "abandoned_calls": MetricSpec("Backend calls that outlived their deadline, by operation.", ("operation",)),
+    "breaker_opened": MetricSpec("How often a circuit breaker opened, by side (read, write).", ("side",)),
+    "manifests": MetricSpec("Manifests found or written, by result (same, written, rewritten, failed).", ("result",)),
+}
+
+GAUGES: Mapping[str, MetricSpec] = {
+    "breaker_open": MetricSpec("1 while a circuit breaker is open, by side (read, write).", ("side",)),
+    "queued_store_bytes": MetricSpec("Record bytes of stores that wait."),
+    "quarantined_bytes": MetricSpec("Staging memory that calls which outlived their deadline may still touch."),
+    "known_keys": MetricSpec("Chunks in the table of known ones."),
+    "open_jobs": MetricSpec("Jobs that were submitted and not reported yet."),
+}
+
+HISTOGRAMS: Mapping[str, MetricSpec] = {
+    "lookup_seconds": MetricSpec("Time from the first question for a chunk to the backend's answer.", (), _SECONDS),
+    "load_seconds": MetricSpec("Time from submission to the end of a load job.", (), _SECONDS),
+    "store_seconds": MetricSpec("Time from submission to the end of a store job.", (), _SECONDS),
+    "call_seconds": MetricSpec("Time of a backend call, by operation.", ("operation",), _SECONDS),
+}
+
+_MAX_OBSERVATIONS = 4096
+"""For each series between two `take` calls: an engine that never takes must not make memory grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDelta:
+    """What was counted since the last `take`, and the gauges as they are now."""
+
+    counters: Mapping[Series, float]
+    observations: Mapping[Series, list[float]]
+    gauges: Mapping[Series, float]
+
+
+class TierMetrics:
+    """Counts, thread-safe. Totals are kept for tools; `take` gives an engine what is new."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Counter[Series] = Counter()
+        self._new: Counter[Series] = Counter()
+        self._observed: defaultdict[Series, list[float]] = defaultdict(list)
+        self._gauges: dict[Series, Callable[[], float]] = {}
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter of `COUNTERS`."""
+        if len(labels) != len(COUNTERS[name].labels):
+            raise ValueError(f"metric {name} takes the labels {COUNTERS[name].labels}, not {labels}")
+        series = (name, labels)
+        with self._lock:
+            self._totals[series] += by  # type: ignore[assignment]  # Counter is typed for whole numbers
+            self._new[series] += by  # type: ignore[assignment]
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Add one observation to a histogram of `HISTOGRAMS`."""
+        if len(labels) != len(HISTOGRAMS[name].labels):
+            raise ValueError(f"metric {name} takes the labels {HISTOGRAMS[name].labels}, not {labels}")
+        with self._lock:
+            seen = self._observed[name, labels]
+            if len(seen) < _MAX_OBSERVATIONS:
+                seen.append(max(0.0, value))
+
+    def gauge(self, name: str, read: Callable[[], float], *labels: str) -> None:
+        """Say how a gauge of `GAUGES` is read."""
+        if len(labels) != len(GAUGES[name].labels):
+            raise ValueError(f"metric {name} takes the labels {GAUGES[name].labels}, not {labels}")
+        self._gauges[name, labels] = read
+
+    def total(self, name: str, *labels: str) -> float:
+        """A counter since the beginning; without labels the sum over all of them."""
+        with self._lock:
+            return sum(
+                value for (found, with_labels), value in self._totals.items() if found == name and with_labels[: len(labels)] == labels
+            )
+
+    def gauge_value(self, name: str, *labels: str) -> float:
+        return float(self._gauges[name, labels]())
+
+    def take(self) -> MetricsDelta:
+        """What is new since the last `take`."""
+        with self._lock:
+            counters, self._new = self._new, Counter()
+            observed, self._observed = self._observed, defaultdict(list)
+        return MetricsDelta(counters, observed, {series: float(read()) for series, read in self._gauges.items()})
