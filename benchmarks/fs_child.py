@@ -1,8 +1,8 @@
 """One side of the filesystem comparison: `python fs_child.py ours|vllm FOLDER direct|buffered`.
 
-A question is {"op": "put"|"get", "chunk_bytes", "threads", "chunks", "tag"}; the answer {"seconds": ...}. `tag` names a set of chunks: a get reads what
-the put with that tag stored. Creating the payload, choosing names and removing files are outside the timed part. *Ours* seals on put and verifies
-on get, as the Tier does: header, checksum and all.
+A question is {"op": "put"|"get"|"clear", "chunk_bytes", "threads", "chunks", "tag"}; the answer {"seconds": ...}. `tag` names a set of
+chunks: a get reads what the put with that tag stored. Creating the payload, choosing names and removing files are outside the timed part.
+*Ours* seals on put and verifies on get, as the Tier does: header, checksum and all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Side-by-side timing: interleaved rounds, a ratio for each round, an interval, and an A/A column that shows what noise alone does.
 
-A single cell on a shared machine differs from itself by a third. So nothing here compares two numbers that were not taken next to each other:
-each round runs *ours*, *theirs* and *ours again* in a random order, and gives one ratio ours/theirs and one ratio ours/ours. Ratios are
-averaged geometrically; the interval is a bootstrap over rounds.
+A single cell on a shared machine differs from itself by a third. So nothing here compares two numbers that were not taken next to each
+other: each round runs *ours*, *theirs* and *ours again* in a random order, and gives one ratio ours/theirs and one ratio ours/ours. Ratios
+are averaged geometrically; the interval is a bootstrap over rounds.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ def report(title: str, unit: str, results: Sequence[CellResult], facts: dict[str
         f"| cell | ours, {unit} | theirs, {unit} | ours / theirs | 95 % interval | ours / ours (noise) | judged |",
         "|---|---|---|---|---|---|---|",
     ]
-    for r in results:
-        lines.append(
-            f"| {r.name} | {statistics.median(r.ours):,.0f} | {statistics.median(r.theirs):,.0f} | {r.ratio:.2f} "
-            f"| {r.interval[0]:.2f} to {r.interval[1]:.2f} | {r.noise[0]:.2f} to {r.noise[1]:.2f} | {'yes' if r.judged else 'no'} |"
-        )
+    lines += [
+        f"| {r.name} | {statistics.median(r.ours):,.0f} | {statistics.median(r.theirs):,.0f} | {r.ratio:.2f} "
+        f"| {r.interval[0]:.2f} to {r.interval[1]:.2f} | {r.noise[0]:.2f} to {r.noise[1]:.2f} | {'yes' if r.judged else 'no'} |"
+        for r in results
+    ]
     if judged := [r.ratio for r in results if r.judged]:
         lines += ["", f"Geometric mean over the judged cells: **{geometric_mean(judged):.2f}**."]
     return "\n".join(lines) + "\n"
