@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvstore_sdk.keys import MAX_HASH_BYTES, ChunkKey
+from kvstore_sdk.keys import FORMAT_VERSION, LAYOUT_BYTES, MAX_HASH_BYTES, ChunkKey, is_layout_id, is_namespace
 
 __all__ = [
     "FORMAT_VERSION",
@@ -29,12 +29,10 @@ __all__ = [
 ]
 
 MAGIC = b"KVSTORE\x1a"
-FORMAT_VERSION = 0
 HEADER_BYTES = 4096
-LAYOUT_BYTES = 64
-CHECKSUM_XXH3_128 = 1
 
 _PAGE = 4096
+_CHECKSUM_XXH3_128 = 1
 _FIELDS = struct.Struct("<8sIIII16sIH2x64sQ64s16s32s")
 _CHECKSUM_AT = HEADER_BYTES - 16
 _GAP = bytes(_CHECKSUM_AT - _FIELDS.size)
@@ -83,55 +81,41 @@ def seal(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> 
     Args:
         record: Writable, exactly `record_bytes(payload_bytes)` long, format `B`.
         key: What the chunk is called.
-        layout: Id of the payload's byte order: 1 to 64 bytes of ASCII.
+        layout: Id of the payload's byte order: 1 to 64 characters of printable ASCII without spaces.
         payload_bytes: Length of the payload, at least 1.
 
     Raises:
         ValueError: an argument is out of its limits; `record` was not touched.
     """
-    name = layout.encode("ascii")
-    if not 0 < len(name) <= LAYOUT_BYTES:
-        raise ValueError(f"seal: layout: {layout!r} must have 1 to {LAYOUT_BYTES} characters")
+    if not is_layout_id(layout):
+        raise ValueError(f"seal: layout: {layout!r} must be 1 to {LAYOUT_BYTES} characters of printable ASCII without spaces")
     if payload_bytes < 1 or len(record) != record_bytes(payload_bytes):
         raise ValueError(f"seal: a payload of {payload_bytes} bytes does not make a record of {len(record)} bytes")
+    if not is_namespace(key.namespace):
+        raise ValueError(f"seal: key: namespace {key.namespace!r} is not 32 lower-case hex digits")
     if not 0 < len(key.chain_hash) <= MAX_HASH_BYTES:
         raise ValueError(f"seal: key: a chain hash has 1 to {MAX_HASH_BYTES} bytes, this one {len(key.chain_hash)}")
+    if not 0 <= key.group < 2**32:
+        raise ValueError(f"seal: key: group {key.group} is not from 0 to 2**32 - 1")
     end = HEADER_BYTES + payload_bytes
     record[end:] = bytes(len(record) - end)
-    fields = _FIELDS.pack(
-        MAGIC,
-        FORMAT_VERSION,
-        HEADER_BYTES,
-        0,
-        CHECKSUM_XXH3_128,
-        bytes.fromhex(key.namespace),
-        key.group,
-        len(key.chain_hash),
-        key.chain_hash,
-        payload_bytes,
-        name,
-        xxhash.xxh3_128_digest(record[HEADER_BYTES:]),
-        _NO_MAC,
-    )
-    head = fields + _GAP
+    head = _head(Header(key, payload_bytes, layout, xxhash.xxh3_128_digest(record[HEADER_BYTES:])))
     record[:HEADER_BYTES] = head + xxhash.xxh3_128_digest(head)
 
 
 def read_header(page: memoryview | bytes) -> Header | None:
     """The header in the first 4,096 bytes, or None when they are not an intact header of this version."""
-    if len(page) < HEADER_BYTES:
+    # A copy: memory that changes meanwhile must not be checked as one thing and decoded as another.
+    head = bytes(page[:HEADER_BYTES])
+    if len(head) < HEADER_BYTES or xxhash.xxh3_128_digest(head[:_CHECKSUM_AT]) != head[_CHECKSUM_AT:]:
         return None
-    if xxhash.xxh3_128_digest(page[:_CHECKSUM_AT]) != bytes(page[_CHECKSUM_AT:HEADER_BYTES]):
+    _, _, _, _, _, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = _FIELDS.unpack_from(head)
+    text = layout.rstrip(b"\0").decode("ascii", "replace")
+    if not 0 < hash_bytes <= MAX_HASH_BYTES or payload_bytes < 1 or not is_layout_id(text):
         return None
-    magic, version, header_bytes, flags, algorithm, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = (
-        _FIELDS.unpack_from(page)
-    )
-    if (magic, version, header_bytes, flags, algorithm) != (MAGIC, FORMAT_VERSION, HEADER_BYTES, 0, CHECKSUM_XXH3_128):
-        return None
-    if not 0 < hash_bytes <= MAX_HASH_BYTES or payload_bytes < 1:
-        return None
-    key = ChunkKey(namespace.hex(), chain_hash[:hash_bytes], group)
-    return Header(key, payload_bytes, layout.rstrip(b"\0").decode("ascii", "replace"), checksum)
+    header = Header(ChunkKey(namespace.hex(), chain_hash[:hash_bytes], group), payload_bytes, text, checksum)
+    # One header for one meaning: constants, unused bytes and padding are as `seal` writes them, or it is of another version.
+    return header if head[:_CHECKSUM_AT] == _head(header) else None
 
 
 def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> Flaw | None:
@@ -156,3 +140,24 @@ def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -
     if xxhash.xxh3_128_digest(record[HEADER_BYTES:]) != header.payload_checksum:
         return Flaw.PAYLOAD
     return None
+
+
+def _head(header: Header) -> bytes:
+    """The header page up to its checksum."""
+    key = header.key
+    fields = _FIELDS.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        HEADER_BYTES,
+        0,
+        _CHECKSUM_XXH3_128,
+        bytes.fromhex(key.namespace),
+        key.group,
+        len(key.chain_hash),
+        key.chain_hash,
+        header.payload_bytes,
+        header.layout.encode("ascii"),
+        header.payload_checksum,
+        _NO_MAC,
+    )
+    return fields + _GAP

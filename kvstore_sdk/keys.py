@@ -5,18 +5,43 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["GROUP_BYTES", "MAX_HASH_BYTES", "ChunkKey", "manifest_name", "parse_name"]
+__all__ = [
+    "FORMAT_VERSION",
+    "GROUP_BYTES",
+    "LAYOUT_BYTES",
+    "MAX_HASH_BYTES",
+    "ChunkKey",
+    "is_layout_id",
+    "is_namespace",
+    "manifest_name",
+    "parse_name",
+]
+
+FORMAT_VERSION = 0
+"""Of names, identity and record together. It is in every identity, so that records of two versions never share a namespace."""
 
 GROUP_BYTES = 4
+LAYOUT_BYTES = 64
 MAX_HASH_BYTES = 64
 """SHA-512 would fit; vLLM's hashes are 32 bytes (SHA-256) or 16 (xxHash)."""
 
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
+_LAYOUT = re.compile(rf"[!-~]{{1,{LAYOUT_BYTES}}}")
 _NAME = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{2})/([0-9a-f]{2,128})-g(0|[1-9][0-9]{0,9})")
 
 
+def is_namespace(text: str) -> bool:
+    """Whether `text` is 32 lower-case hex digits."""
+    return _NAMESPACE.fullmatch(text) is not None
+
+
+def is_layout_id(text: str) -> bool:
+    """Whether `text` has 1 to 64 characters, all of them printable ASCII other than the space."""
+    return _LAYOUT.fullmatch(text) is not None
+
+
 class ChunkKey(NamedTuple):
-    """What a chunk is called.
+    """What a chunk is called. Made by `from_engine` and `parse_name`, which check it; the constructor does not.
 
     Attributes:
         namespace: 32 lower-case hex digits, from the identity of what the bytes mean.
@@ -49,7 +74,7 @@ class ChunkKey(NamedTuple):
         chain_hash = key[:-GROUP_BYTES]
         if not 0 < len(chain_hash) <= MAX_HASH_BYTES:
             raise ValueError(f"ChunkKey: a chain hash has 1 to {MAX_HASH_BYTES} bytes, this one {len(chain_hash)}")
-        if not _NAMESPACE.fullmatch(namespace):
+        if not is_namespace(namespace):
             raise ValueError(f"ChunkKey: namespace {namespace!r} is not 32 lower-case hex digits")
         return cls(namespace, chain_hash, int.from_bytes(key[-GROUP_BYTES:], "big"))
 

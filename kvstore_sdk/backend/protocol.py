@@ -75,7 +75,7 @@ class Capabilities:
         max_parts: Most buffers in one item.
         align_bytes: Address and length of every buffer are multiples of this power of two, 4,096 at most.
         max_concurrency: Most calls at the same time, from different threads.
-        max_name_bytes: Longest name. The SDK's own are at most 160 bytes.
+        max_name_bytes: Longest name. The SDK's own are at most 179 bytes.
         shared: Other processes, or hosts, that open the same location see the same records.
         read_after_write: What a put STORED, the next `exists` and `get` of any process find.
         read_only: Every put is refused.
