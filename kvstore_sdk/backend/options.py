@@ -5,7 +5,7 @@ are read off its signature, so there is nothing to keep in step:
 
 - types are `str`, `int`, `float`, `bool`, `Literal[...]`, and any of them `| None`;
 - `Annotated[int, Bounds(ge=1, le=1024), "what it means"]` adds limits and a sentence of help;
-- a name that ends in `_bytes` takes `4GiB` and the like, one that ends in `_s` takes `500ms` and the like;
+- a name that ends in `_bytes` or `_bytes_per_s` takes `4GiB` and the like, one that ends in `_s` takes `500ms` and the like;
 - a parameter without a default must be given.
 """
 
@@ -62,6 +62,8 @@ class OptionInfo:
 
     @property
     def unit(self) -> str:
+        if self.name.endswith("_bytes_per_s"):
+            return "bytes per second"
         return "bytes" if self.name.endswith("_bytes") else "seconds" if self.name.endswith("_s") else ""
 
     @property
@@ -167,12 +169,13 @@ def _convert_one(option: OptionInfo, kind: Any, value: object) -> Any:
 
 def _parse_number(option: OptionInfo, text: str) -> float:
     if option.unit:
-        pattern, factors = (_SIZE, _SIZES) if option.unit == "bytes" else (_TIME, _TIMES)
+        sized = option.unit.startswith("bytes")
+        pattern, factors = (_SIZE, _SIZES) if sized else (_TIME, _TIMES)
         match = pattern.fullmatch(text)
         if match is None:
             raise ValueError
         number = float(match[1]) * (factors[match[2]] if match[2] else 1)
-        return round(number) if option.unit == "bytes" else number
+        return round(number) if sized else number
     return float(text) if not re.fullmatch(r"[+-]?\d+", text) else int(text)
 
 
@@ -180,5 +183,5 @@ def _type_name(option: OptionInfo, kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
     if kind in (int, float) and option.unit:
-        return f"a number of {option.unit}" + (" (such as 4GiB)" if option.unit == "bytes" else " (such as 2.5 or 500ms)")
+        return f"a number of {option.unit}" + (" (such as 4GiB)" if option.unit.startswith("bytes") else " (such as 2.5 or 500ms)")
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}.get(kind, str(kind))
