@@ -1,0 +1,59 @@
+# `make demo` and `make test` do all of their own set-up on a machine with Python 3.11 to 3.14, make and gcc. Environments are
+# built once, outside this folder, and shared by every clone: see tools/env.py.
+
+# Any Python of the machine: make PYTHON=python3.12 test
+PYTHON ?= python3
+
+RUN := .venv/bin/python
+ENV := $(PYTHON) tools/env.py
+
+# Without it vLLM compiles two small kernels with g++ at its first request: 15 seconds for nothing that is tested here.
+export TORCH_COMPILE_DISABLE := 1
+
+.NOTPARALLEL:
+.PHONY: help demo test test-core test-engine test-all lint format clean
+
+help:
+	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
+	@echo 'make test      every test that takes seconds, real engines included'
+	@echo 'make test-all  the long ones too'
+	@echo 'make lint      formatting, types, import layers, content of the wheel'
+	@echo 'make format    formatting, done instead of checked'
+	@echo 'make clean     remove what was built in this folder'
+
+demo:
+	@$(ENV) engine
+	@.venv/bin/kvstore demo
+
+test: test-core test-engine
+
+# Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
+test-core:
+	@$(ENV) engine
+	$(RUN) -m pytest --ignore=tests/vllm -m "not long"
+
+test-engine:
+	@$(ENV) engine
+	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm -m "not long"
+
+test-all:
+	@$(ENV) engine
+	$(RUN) -m pytest --ignore=tests/vllm
+	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
+
+# In an environment without an engine, as a vendor has it.
+lint:
+	@bin="$$($(ENV) lint)/bin" && export PYTHONPATH=.:backends:conformance && set -x && \
+	"$$bin/ruff" check . && \
+	"$$bin/ruff" format --check . && \
+	"$$bin/mypy" && \
+	"$$bin/mypy" --explicit-package-bases tools/env.py && \
+	"$$bin/lint-imports" --no-cache && \
+	"$$bin/python" -m pytest -q tests/test_packaging.py
+
+format:
+	@bin="$$($(ENV) lint)/bin" && "$$bin/ruff" check --fix . && "$$bin/ruff" format .
+
+clean:
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""`kvstore demo`: one engine stores its KV cache, another gets it back."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from typing import Any
+
+from kvstore_sdk.cli import demo_synthetic
+from kvstore_sdk.errors import ConfigError
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    """Add this command to the parser."""
+    text = (
+        "Two engines, one after the other and each a process of its own: the first computes prompts and stores their KV cache, the "
+        "second gets it back. Prints a table, and fails unless everything that was stored comes back as it was."
+    )
+    parser: argparse.ArgumentParser = commands.add_parser("demo", help="store a KV cache and get it back", description=text)
+    parser.add_argument("--no-vllm", action="store_true", help="made-up KV instead of a real engine's: takes seconds, needs no vLLM")
+    parser.add_argument("--store", metavar="URL", help="where to store (default: a new folder under the system's temporary one)")
+    parser.add_argument("--prompts", type=_positive, default=4, metavar="N", help="how many prompts (default: 4)")
+    # The second engine: the first one starts it, and reads its answer from standard output.
+    parser.add_argument("--as-reader", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo. The records stay in the store."""
+    if arguments.as_reader:
+        return demo_synthetic.read(arguments.store, arguments.prompts)
+    if arguments.no_vllm:
+        return demo_synthetic.run(arguments.store or _new_folder(), arguments.prompts)
+    # Only here, because whoever has no vLLM should still see the rest of the command.
+    from kvstore_sdk.cli import demo_vllm
+
+    missing = demo_vllm.missing_packages()
+    if missing:
+        raise ConfigError("demo", "vllm", f"needs {', '.join(missing)}: pip install 'kvstore-sdk[vllm]', or run: kvstore demo --no-vllm")
+    return demo_vllm.run(arguments.store or _new_folder(), arguments.prompts)
+
+
+def _new_folder() -> str:
+    return "file://" + tempfile.mkdtemp(prefix="kvstore-demo-")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1000:
+        raise argparse.ArgumentTypeError("must be from 1 to 1000")
+    return number

@@ -1,0 +1,220 @@
+"""The demo without an engine: made-up KV takes the way of real KV, from one process's memory through a store into another's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore_sdk.backend import BackendError, ConfigError, open_backend
+from kvstore_sdk.cli.table import columns, human_bytes
+from kvstore_sdk.identity import GroupIdentity, KVIdentity
+from kvstore_sdk.tier import JobResult, Lookup, Tier
+
+__all__ = ["read", "run"]
+
+BLOCK_TOKENS = 16
+LAYERS, HEADS, HEAD_SIZE, BYTES_OF_BF16 = 8, 4, 64, 2
+CHUNK_BYTES = LAYERS * BLOCK_TOKENS * HEADS * 2 * HEAD_SIZE * BYTES_OF_BF16
+"""K and V of 16 tokens: 128 KiB, as a small model has."""
+
+WAIT_S = 60.0
+"""Every job has a deadline well below this: it only bounds a fault of the demo itself."""
+
+
+def identity() -> KVIdentity:
+    """What the made-up bytes mean. Both processes arrive at the same namespace, because they describe the same thing."""
+    layers = tuple(f"layers.{number}" for number in range(LAYERS))
+    group = GroupIdentity(kind="full", layers=layers, payload_bytes=CHUNK_BYTES, heads=HEADS, head_size=HEAD_SIZE)
+    return KVIdentity(
+        model="kvstore-demo",
+        weights="made-up",
+        model_config="made-up",
+        kv_dtype="bfloat16",
+        layout="demo",
+        layout_version=1,
+        block_tokens=BLOCK_TOKENS,
+        hash_tokens=BLOCK_TOKENS,
+        blocks_per_chunk=1,
+        groups=(group,),
+        hash_algorithm="sha256",
+    )
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Prompts of 500 to 1,000 tokens, the same ones in every process."""
+    chance = random.Random(0)
+    return [[chance.randrange(32_000) for _ in range(chance.randrange(500, 1000))] for _ in range(number)]
+
+
+def keys_of(tokens: Sequence[int]) -> list[bytes]:
+    """An engine's keys: each chunk's hash covers all tokens before it, so equal keys mean equal KV."""
+    keys = []
+    chain = b""
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        block = b"".join(token.to_bytes(4, "big") for token in tokens[start : start + BLOCK_TOKENS])
+        chain = hashlib.sha256(chain + block).digest()
+        keys.append(chain + bytes(4))
+    return keys
+
+
+def kv_of(key: bytes) -> bytes:
+    """Stands for computing a chunk: bytes that depend on every token up to it and on nothing else."""
+    return hashlib.shake_128(key).digest(CHUNK_BYTES)
+
+
+class PagedMemory:
+    """The engine's memory: rows that hold one chunk each."""
+
+    def __init__(self, rows: int) -> None:
+        self._bytes = memoryview(bytearray(rows * CHUNK_BYTES))
+
+    def row(self, number: int) -> memoryview:
+        return self._bytes[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+
+    def payload_bytes(self, group: int) -> int | None:
+        return CHUNK_BYTES if group == 0 else None
+
+    def copy_out(self, row: int, group: int, payload: memoryview) -> None:
+        payload[:] = self.row(row)
+
+    def copy_in(self, row: int, group: int, payload: memoryview) -> None:
+        self.row(row)[:] = payload
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the second engine saw of one prompt."""
+
+    found: int
+    right: int
+    lookup_ms: float
+    load_ms: float
+
+
+def run(url: str, number: int) -> int:
+    """Store, start the second engine, print what came back. Returns the exit code."""
+    stored_ms, written = _store(url, number)
+    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--store", url, "--prompts", str(number)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
+    except subprocess.TimeoutExpired as cause:
+        raise BackendError(f"demo: the second engine did not end within {cause.timeout:.0f} s") from None
+    if done.returncode:
+        raise BackendError(f"demo: the second engine failed with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    readings = [Reading(**reading) for reading in json.loads(done.stdout)]
+    rows: list[Sequence[object]] = [("prompt", "tokens", "chunks", "bytes", "store ms", "found", "look-up ms", "load ms", "right")]
+    whole = True
+    for name, (tokens, ms, reading) in enumerate(zip(prompts(number), stored_ms, readings, strict=True), 1):
+        chunks = len(tokens) // BLOCK_TOKENS
+        whole = whole and reading.found == reading.right == chunks
+        right = f"{reading.right} of {chunks}"
+        size = human_bytes(chunks * CHUNK_BYTES)
+        times = (f"{ms:.1f}", reading.found, f"{reading.lookup_ms:.1f}", f"{reading.load_ms:.1f}")
+        rows.append((name, len(tokens), chunks, size, *times, right))
+    print("Engine A computed each prompt and stored it. Engine B, another process, found and loaded it.\n")
+    print(columns(rows, numbers=True))
+    # Without its query, which may carry what is not for the screen.
+    print(f"\nThe records are in {url.partition('?')[0]} under v1/{identity().namespace}; {written} of them are new.")
+    if not whole:
+        print("FAILED: not every chunk came back as it was stored.")
+    return 0 if whole else 1
+
+
+def read(url: str, number: int) -> int:
+    """The second engine: look up, load and check every prompt; write the readings to standard output as JSON."""
+    readings = []
+    for tokens in prompts(number):
+        # One tier a prompt would do as well; one memory a prompt makes sure that nothing is left over from the last one.
+        keys = keys_of(tokens)
+        memory = PagedMemory(len(keys))
+        with _tier(url, memory, "engine-b") as tier:
+            began = time.monotonic()
+            answers = _look_up(tier, keys)
+            looked_up = time.monotonic()
+            found = [key for key, answer in zip(keys, answers, strict=True) if answer is Lookup.HIT]
+            tier.submit_load(1, found, range(len(found)))
+            result = _finish(tier)
+            loaded = time.monotonic()
+        right = sum(memory.row(row) == kv_of(key) for row, key in enumerate(found) if key in set(result.done))
+        readings.append({"found": len(found), "right": right, "lookup_ms": (looked_up - began) * 1e3, "load_ms": (loaded - looked_up) * 1e3})
+    print(json.dumps(readings))
+    return 0
+
+
+def _store(url: str, number: int) -> tuple[list[float], int]:
+    """Compute every prompt and store it. Returns the milliseconds of each store, and how many records were new."""
+    took_ms = []
+    keys = [keys_of(tokens) for tokens in prompts(number)]
+    memory = PagedMemory(max(map(len, keys)))
+    with _tier(url, memory, "engine-a") as tier:
+        for job, prompt_keys in enumerate(keys):
+            for row, key in enumerate(prompt_keys):
+                memory.row(row)[:] = kv_of(key)
+            began = time.monotonic()
+            tier.submit_store(job, prompt_keys, range(len(prompt_keys)))
+            result = _finish(tier)
+            took_ms.append((time.monotonic() - began) * 1e3)
+            if result.failed:
+                raise BackendError(f"demo: {len(result.failed)} of {len(prompt_keys)} chunks could not be stored in {url.partition('?')[0]}")
+        return took_ms, int(tier.metrics.total("stores", "stored"))
+
+
+@contextmanager
+def _tier(url: str, memory: PagedMemory, name: str) -> Iterator[Tier]:
+    backend = open_backend(url)
+    if not backend.capabilities.shared:
+        backend.close()
+        raise ConfigError("demo", "store", "this store is not shared between processes; give a URL such as file:///mnt/kv")
+    try:
+        tier = Tier(backend, memory, identity=identity(), name=name)
+    except BaseException:
+        backend.close()
+        raise
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+def _look_up(tier: Tier, keys: Sequence[bytes]) -> list[Lookup]:
+    """Ask as an engine does: every chunk, step after step, until none is pending."""
+    answers = dict.fromkeys(keys, Lookup.PENDING)
+
+    def settled() -> bool:
+        # Not those that were answered: a HIT is given once to each request, so that none can wait for a chunk for ever.
+        for key in (key for key, answer in answers.items() if answer is Lookup.PENDING):
+            answers[key] = tier.lookup("request", key)
+        tier.flush()
+        return Lookup.PENDING not in answers.values()
+
+    _wait(settled)
+    tier.end_request("request")
+    return list(answers.values())
+
+
+def _finish(tier: Tier) -> JobResult:
+    results: list[JobResult] = []
+
+    def ended() -> bool:
+        results.extend(tier.poll())
+        return bool(results)
+
+    _wait(ended)
+    return results[0]
+
+
+def _wait(until: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + WAIT_S
+    while not until():
+        if time.monotonic() > give_up_at:
+            raise BackendError(f"demo: no answer within {WAIT_S:.0f} s")
+        # A fraction of an engine's step.
+        time.sleep(0.0005)

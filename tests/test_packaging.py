@@ -1,0 +1,144 @@
+"""What `pip install` gives to people: built here, installed into an environment of its own, and used there."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "kvstore_sdk": ROOT / "kvstore_sdk",
+    "kvstore_sdk_backends": ROOT / "backends" / "kvstore_sdk_backends",
+    "kvstore_sdk_conformance": ROOT / "conformance" / "kvstore_sdk_conformance",
+}
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    # Not this environment's variables: PYTHONPATH would make everything importable.
+    done = subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{command} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment that holds the wheel and its one dependency."""
+    environment = tmp_path_factory.mktemp("fresh") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    # Copied rather than downloaded, so that this test needs no network.
+    source = importlib.metadata.distribution("xxhash")
+    for file in source.files or ():
+        if ".." not in file.parts:
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source.locate_file(file), site / file)
+    return environment
+
+
+def test_the_wheel_holds_three_packages_and_nothing_else(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in contents(wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_says_that_they_are_typed(wheel: Path) -> None:
+    expected = {
+        f"{name}/{file.relative_to(folder)}": file.read_bytes()
+        for name, folder in PACKAGES.items()
+        for file in folder.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert {f"{name}/py.typed" for name in PACKAGES} <= set(expected)
+    found = contents(wheel)
+    assert {name: data for name, data in found.items() if ".dist-info/" not in name} == expected
+
+
+def test_the_wheel_is_the_same_from_the_sdist_and_from_the_tree(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ROOT)
+    assert contents(next(tmp_path.glob("*.whl"))) == contents(wheel)
+
+
+def test_the_sdist_holds_what_its_tests_need_and_nothing_that_was_not_named(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    files = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "PKG-INFO", ".gitignore"}
+    assert tops == files | {"kvstore_sdk", "backends", "conformance", "tests", "tools", "docs", "benchmarks"}
+
+
+def test_the_entry_points_name_functions_that_are_in_the_wheel(wheel: Path) -> None:
+    found = contents(wheel)
+    parser = configparser.ConfigParser()
+    parser.read_string(next(data for name, data in found.items() if name.endswith("/entry_points.txt")).decode())
+    assert set(parser.sections()) == {"console_scripts", "kvstore_sdk.backends", "vllm.general_plugins"}
+    for group in parser.sections():
+        for target in parser[group].values():
+            module, _, function = target.partition(":")
+            path = module.replace(".", "/")
+            source = (found.get(f"{path}.py") or found[f"{path}/__init__.py"]).decode()
+            assert f"def {function}(" in source or f" {function}\n" in source or f'"{function}"' in source, target
+
+
+def test_the_metadata_carries_the_license_and_asks_for_one_package(wheel: Path) -> None:
+    found = contents(wheel)
+    metadata = importlib.metadata.PathDistribution(zipfile.Path(wheel) / next(n for n in found if n.endswith("METADATA")).split("/")[0])
+    assert [line for line in metadata.requires or () if "extra ==" not in line] == ["xxhash>=3.5"]
+    assert metadata.metadata["License-Expression"] == "Apache-2.0"
+    assert any(name.endswith("licenses/LICENSE") for name in found)
+
+
+def test_the_installed_command_runs_and_lists_the_backends(installed: Path, tmp_path: Path) -> None:
+    command = installed / "bin" / "kvstore"
+    assert "demo" in run(command, "--help", cwd=tmp_path)
+    version = importlib.metadata.PathDistribution(next(installed.glob("lib/python3.*/site-packages/kvstore_sdk-*.dist-info"))).version
+    assert run(command, "--version", cwd=tmp_path) == f"kvstore-sdk {version}\n"
+    listed = run(command, "backends", cwd=tmp_path)
+    assert "kvstore_sdk_backends.fs:open_fs" in listed
+    assert "cannot be used" not in listed
+
+
+def test_the_installed_demo_stores_and_loads(installed: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    printed = run(installed / "bin" / "kvstore", "demo", "--no-vllm", "--prompts", "1", "--store", f"file://{store}", cwd=tmp_path)
+    assert str(store) in printed
+    assert list(store.rglob("*-g0"))
+
+
+def test_an_installation_has_no_module_called_like_a_folder_of_the_repository(installed: Path, tmp_path: Path) -> None:
+    code = "import importlib.util as u; print([n for n in ('backends', 'conformance', 'tests', 'tools', 'docs', 'benchmarks') if u.find_spec(n)])"
+    assert run(installed / "bin" / "python", "-c", code, cwd=tmp_path) == "[]\n"
+
+
+def test_importing_the_core_imports_nothing_heavy(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; before = set(sys.modules); import kvstore_sdk, kvstore_sdk.tier, kvstore_sdk.testing, kvstore_sdk.cli;"
+        "print(sorted({n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    assert run(installed / "bin" / "python", "-c", code, cwd=tmp_path) == "['kvstore_sdk', 'xxhash']\n"
