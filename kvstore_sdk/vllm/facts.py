@@ -1,0 +1,158 @@
+"""What only a worker knows of the model, and decides what the bytes of its KV cache mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import vllm
+
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.vllm import compat
+from kvstore_sdk.vllm.geometry import RankGeometry, group_extents, host_id
+from kvstore_sdk.vllm.weights import model_fingerprint
+from kvstore_sdk.vllm.worker import SlotLayout
+
+__all__ = ["collect"]
+
+logger = logging.getLogger(__name__)
+
+_WHERE = "kvstore tier"
+
+_KINDS = {
+    "FullAttentionSpec": "full",
+    "SlidingWindowSpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "chunked_local",
+    "MLAAttentionSpec": "mla",
+    "MambaSpec": "mamba",
+}
+# They change from one installation to the next and say nothing about the model.
+_NOISE = ("transformers_version", "_name_or_path", "_commit_hash")
+
+
+def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
+    """Everything this rank knows, as its geometry record.
+
+    Raises:
+        ConfigError: the engine spans machines, or the layout of its rows is not the one this adapter reads.
+    """
+    known = compat.spec_facts(spec)
+    config = compat.current_config(spec)
+    if config is None:
+        raise ConfigError(_WHERE, "vllm", f"this worker of vLLM {vllm.__version__} does not say what model it runs")
+    nodes = int(getattr(config.parallel_config, "nnodes", 1))
+    if nodes > 1:
+        raise ConfigError(_WHERE, "nnodes", f"{nodes} machines share no host tier; run one engine on each, or set it to 1")
+    if layout.bytes > known.slot_bytes:
+        raise ConfigError(_WHERE, "geometry", f"the KV tensors take {layout.bytes} bytes of a row, vLLM gives them {known.slot_bytes}")
+    stride = int(region._row_stride)
+    groups, extents = {}, {}
+    writes = not known.replicated or known.parallel.rank == 0
+    for place, (group, tokens, layers) in enumerate(known.groups):
+        refs = layout.refs[place]
+        if len(known.groups) > 1 and len(refs) != len(layers):
+            problem = f"group {group} has {len(layers)} layers in {len(refs)} parts: with this packed cache layout its bytes cannot be told"
+            raise ConfigError(_WHERE, "model", problem)
+        extents[group] = group_extents(refs, layout.pages, layout.blocks_per_chunk, layout.offset) if writes else []
+        groups[group] = _group(config, layers) | {"shape": ""}
+        groups[group]["shape"] = _digest([groups[group], tokens, layout.pages, refs])
+    return RankGeometry(
+        rank=known.parallel.rank,
+        world_size=known.parallel.world_size,
+        host=host_id(),
+        rows=int(region.total_size_bytes) // stride,
+        row_bytes=stride,
+        extents=extents,
+        groups=groups,
+        facts=_common(known, config),
+    )
+
+
+def _common(known: compat.SpecFacts, config: Any) -> dict[str, Any]:
+    """What is the same on every rank."""
+    model, cache = config.model_config, config.cache_config
+    load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
+    kv_dtype = str(cache.cache_dtype)
+    if kv_dtype == "auto":
+        kv_dtype = str(model.dtype).removeprefix("torch.")
+    return {
+        "engine": f"vllm {vllm.__version__}",
+        "platform": compat.platform_variant(),
+        "cache_layout": compat.cache_layout(known),
+        "model": str(model.model),
+        "weights": model_fingerprint(model, load_format),
+        "model_config": _model_digest(model),
+        "kv_dtype": kv_dtype,
+        "quantization": str(model.quantization or ""),
+        "hash_algorithm": str(cache.prefix_caching_hash_algo),
+        "draft_model": _draft(config, load_format),
+        "lora": config.lora_config is not None,
+        "mamba_align": str(getattr(cache, "mamba_cache_mode", "none")) == "align",
+        # Scales taken from the first batch are others in every process: equal tokens, other bytes.
+        "own_scales": bool(getattr(cache, "calculate_kv_scales", False)) and kv_dtype != str(model.dtype).removeprefix("torch."),
+    }
+
+
+def _model_digest(model: Any) -> str:
+    """Digest of everything that decides what a token's KV is, besides the weights: the resolved configuration, rope and maximum length."""
+    described = {key: value for key, value in model.hf_config.to_dict().items() if key not in _NOISE}
+    others = {
+        name: str(getattr(model, name, ""))
+        for name in ("dtype", "max_model_len", "disable_sliding_window", "mm_processor_kwargs", "runner_type", "convert_type")
+    }
+    return _digest([described, others])
+
+
+def _draft(config: Any, load_format: str) -> str:
+    """The speculative model, whose KV lies in the chunks too; empty for none. It ends in `unknown` when its weights cannot be told."""
+    speculative = getattr(config, "speculative_config", None)
+    if speculative is None:
+        return ""
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is None:
+        return str(speculative.method)
+    return f"{speculative.method}:{draft.model}:{_model_digest(draft)}:{model_fingerprint(draft, load_format) or 'unknown'}"
+
+
+def _group(config: Any, layers: tuple[str, ...]) -> dict[str, Any]:
+    """What the layers of one group say of themselves on this rank. A kind `unknown` makes the namespace private."""
+    modules: Mapping[str, Any] = config.compilation_config.static_forward_context
+    found = [modules.get(name) for name in layers]
+    specs = [module.get_kv_cache_spec(config) for module in found if module is not None]
+    backends = sorted({module.get_attn_backend().get_name() for module in found if module is not None})
+    whole = len(specs) == len(layers) and all(spec is not None for spec in specs)
+    first = specs[0] if whole and specs else None
+    kind = _KINDS.get(type(first).__name__, type(first).__name__) if first is not None else "unknown"
+    heads = int(getattr(first, "num_kv_heads", 0) or 0)
+    return {
+        "layers": list(layers),
+        "kind": kind,
+        # Ranks beyond the number of heads hold copies.
+        "heads": min(heads * config.parallel_config.tensor_parallel_size, max(heads, config.model_config.get_total_num_kv_heads()))
+        if kind != "mla"
+        else 0,
+        "head_size": int(getattr(first, "head_size", 0) or 0),
+        "window": int(getattr(first, "sliding_window", None) or getattr(first, "attention_chunk_size", None) or 0),
+        "state_shapes": _state_shapes(first),
+        "backends": backends,
+        "specs": _digest([_plain(spec) for spec in specs]),
+    }
+
+
+def _state_shapes(spec: Any) -> list[str]:
+    shapes, dtypes = getattr(spec, "shapes", ()), getattr(spec, "dtypes", ())
+    return [
+        f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in zip(shapes, dtypes, strict=False)
+    ]
+
+
+def _plain(spec: Any) -> list[Any]:
+    return [type(spec).__name__, {field.name: str(getattr(spec, field.name)) for field in dataclasses.fields(spec)}]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -1,0 +1,305 @@
+"""Where the bytes of a chunk lie in a row, and how the scheduler's side learns it from the workers.
+
+Each worker leaves a geometry record beside the region it maps when it registers its caches; the scheduler's side, which sees a fraction
+of the facts, opens nothing before it has one of every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvstore_sdk.errors import ConfigError
+
+__all__ = ["Extent", "RankGeometry", "group_extents", "host_id", "is_abandoned", "read_records", "record_path", "sweep", "write_record"]
+
+logger = logging.getLogger(__name__)
+
+Extent = tuple[int, int]
+"""(offset in the row, length), in bytes."""
+
+GEOMETRY_VERSION = 1
+MAX_RECORD_BYTES = 16 << 20
+"""80 layers of 16 pages of 32 digits each are less than a tenth of it."""
+
+_WHERE = "kvstore tier"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGeometry:
+    """What one worker knows.
+
+    Attributes:
+        rank: Of this worker, 0 to `world_size` - 1.
+        world_size: Workers of the engine.
+        host: The machine, as `host_id` names it.
+        rows: Rows of the region.
+        row_bytes: Length of a row.
+        extents: Of each group, where this rank's bytes of a chunk lie in the row, in the order of the payload.
+        groups: Of each group, the facts that only this rank has: layers, heads, head size, window.
+        facts: What must be the same on every rank: engine, model, weights, ...
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    rows: int
+    row_bytes: int
+    extents: Mapping[int, Sequence[Extent]]
+    groups: Mapping[int, Mapping[str, Any]]
+    facts: Mapping[str, Any]
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {
+                "geometry": GEOMETRY_VERSION,
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "host": self.host,
+                "rows": self.rows,
+                "row_bytes": self.row_bytes,
+                "extents": {str(group): list(map(list, extents)) for group, extents in self.extents.items()},
+                "groups": {str(group): dict(facts) for group, facts in self.groups.items()},
+                "facts": dict(self.facts),
+            },
+            sort_keys=True,
+        ).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> RankGeometry:
+        """Decode a record.
+
+        Raises:
+            ValueError: it is no geometry record of this version.
+        """
+        try:
+            plain = json.loads(text)
+            if plain["geometry"] != GEOMETRY_VERSION:
+                raise ValueError(f"geometry record of version {plain['geometry']}, this is {GEOMETRY_VERSION}")
+            return cls(
+                rank=int(plain["rank"]),
+                world_size=int(plain["world_size"]),
+                host=str(plain["host"]),
+                rows=int(plain["rows"]),
+                row_bytes=int(plain["row_bytes"]),
+                extents={int(group): [(int(at), int(size)) for at, size in extents] for group, extents in plain["extents"].items()},
+                groups={int(group): dict(facts) for group, facts in plain["groups"].items()},
+                facts=dict(plain["facts"]),
+            )
+        except (KeyError, TypeError, AttributeError) as cause:
+            raise ValueError(f"not a geometry record: {type(cause).__name__}: {cause}") from cause
+
+
+def group_extents(refs: Sequence[tuple[int, int]], pages: Sequence[int], blocks_per_chunk: int, slot_offset: int) -> list[Extent]:
+    """Where one rank's bytes of a chunk of one group lie in a row.
+
+    A slot holds the engine's KV tensors one after another; a tensor's part holds `blocks_per_chunk` pages; a layer of a group fills the
+    start of each page of its tensor. What no layer of the group fills belongs to other groups, or to nobody.
+
+    Args:
+        refs: (tensor, bytes of a page that are used) of each layer of the group; layers that share a page count once.
+        pages: Length of a page of each tensor.
+        blocks_per_chunk: Blocks of a chunk.
+        slot_offset: Where the rank's slot starts in the row.
+
+    Returns:
+        Extents in ascending order; neighbours are merged, none overlap.
+    """
+    used: dict[int, int] = {}
+    for tensor, size in refs:
+        used[tensor] = max(size, used.get(tensor, 0))
+    merged: list[Extent] = []
+    for tensor in sorted(used):
+        start = slot_offset + blocks_per_chunk * sum(pages[:tensor])
+        for block in range(blocks_per_chunk):
+            at = start + block * pages[tensor]
+            if merged and merged[-1][0] + merged[-1][1] == at:
+                merged[-1] = (merged[-1][0], merged[-1][1] + used[tensor])
+            else:
+                merged.append((at, used[tensor]))
+    return merged
+
+
+def host_id() -> str:
+    """Names this machine until it boots again; the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def record_path(region_path: str, rank: int) -> str:
+    """Where the record of `rank` lies: beside the region, named after it."""
+    folder, name = os.path.split(region_path)
+    return os.path.join(folder, f"kvstore_{name.removesuffix('.mmap')}.rank{rank}.json")
+
+
+def write_record(region_path: str, record: RankGeometry) -> int:
+    """Write a record atomically.
+
+    Returns:
+        A file descriptor of it. The record counts as abandoned once this is closed, at the latest by the kernel when the process ends.
+    """
+    path = record_path(region_path, record.rank)
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        body = memoryview(record.to_json())
+        while body:
+            body = body[os.write(fd, body) :]
+        os.rename(temporary, path)
+    except BaseException:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return fd
+
+
+def read_records(region_path: str, world_size: int, timeout_s: float) -> list[RankGeometry]:
+    """Wait for the record of every rank.
+
+    Raises:
+        ConfigError: some did not come in time, or two of them do not belong together.
+    """
+    deadline = time.monotonic() + timeout_s
+    found: dict[int, RankGeometry] = {}
+    while True:
+        for rank in range(world_size):
+            if rank not in found and (record := _read(record_path(region_path, rank))) is not None:
+                found[rank] = record
+        missing = [rank for rank in range(world_size) if rank not in found]
+        if not missing:
+            return _agreed([found[rank] for rank in range(world_size)])
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                _WHERE,
+                "geometry",
+                f"no record of rank {', '.join(map(str, missing))} of {world_size} beside {region_path} after {timeout_s:g} s; "
+                "all workers must run on this machine, see the same /dev/shm, and use spec_name KVStoreTieringSpec",
+            )
+        time.sleep(_POLL_S)
+
+
+def _read(path: str) -> RankGeometry | None:
+    """The record in `path`; None when there is none, or none that this user wrote."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as cause:
+        raise ConfigError(_WHERE, "geometry", f"{path} cannot be read: {cause.strerror}") from cause
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        if status.st_size > MAX_RECORD_BYTES:
+            raise ConfigError(_WHERE, "geometry", f"{path} has {status.st_size} bytes, which is no record of this adapter")
+        text = b""
+        while piece := os.read(fd, MAX_RECORD_BYTES):
+            text += piece
+        return RankGeometry.from_json(text)
+    except ValueError as cause:
+        raise ConfigError(_WHERE, "geometry", f"{path}: {cause}; do all workers run this version of kvstore-sdk?") from cause
+    finally:
+        os.close(fd)
+
+
+def _agreed(records: list[RankGeometry]) -> list[RankGeometry]:
+    first = records[0]
+    here = host_id()
+    for record in records:
+        if record.host != here:
+            raise ConfigError(_WHERE, "nnodes", f"rank {record.rank} runs on another machine; vLLM's host tier spans one machine only")
+        if record.world_size != len(records):
+            problem = f"rank {record.rank} belongs to an engine of {record.world_size} ranks, not {len(records)}"
+            raise ConfigError(_WHERE, "geometry", problem)
+        if (record.rows, record.row_bytes) != (first.rows, first.row_bytes):
+            raise ConfigError(
+                _WHERE,
+                "pipeline_parallel_size",
+                f"rank {record.rank} has {record.rows} rows of {record.row_bytes} bytes and rank 0 {first.rows} of {first.row_bytes}: "
+                "stages of unequal size do not fit one region; choose a size that divides the layers evenly",
+            )
+        if set(record.extents) != set(first.extents):
+            raise ConfigError(_WHERE, "geometry", f"rank {record.rank} and rank 0 have different KV cache groups")
+        for name in sorted(set(record.facts) | set(first.facts)):
+            there, expected = record.facts.get(name), first.facts.get(name)
+            if there != expected:
+                raise ConfigError(_WHERE, name, f"rank {record.rank} says {there!r} and rank 0 {expected!r}; they must be equal")
+    return records
+
+
+# --- what dead engines leave behind ------------------------------------------------------------------------------------------------
+
+# Python names neither of them on every platform.
+_F_SETSIG = 10
+_F_SETLEASE = 1024
+
+_REGION = re.compile(r"vllm_offload_.+\.mmap(\.\d+)?")
+_RECORD = re.compile(r"kvstore_vllm_offload_.+\.rank\d+\.json(\.\d+)?")
+
+
+def is_abandoned(path: str) -> bool:
+    """Whether no process on this machine has `path` open for writing, or mapped: asked of the kernel, so across containers too.
+
+    A read lease is granted on exactly such files. There is no moment at which a region that is just being created would pass: vLLM's
+    workers hold it open for writing from before it has a size. False when it cannot be told.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        # Whoever opens the file for writing while the lease lasts makes the kernel signal us. SIGURG is ignored unless asked for; the
+        # default, SIGIO, would end the process.
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_RDLCK)
+        return True
+    except OSError as cause:
+        if cause.errno not in (errno.EAGAIN, errno.EINVAL, errno.EACCES):
+            logger.debug("kvstore: cannot tell whether %s is in use: %s", path, cause)
+        return False
+    finally:
+        os.close(fd)
+
+
+def sweep(folder: str, *, keep: str) -> list[str]:
+    """Remove the regions and geometry records of engines that are gone, whatever ended them. Never one that a process still uses.
+
+    Args:
+        folder: Where they lie, `/dev/shm`.
+        keep: Path of this engine's own region. It and its records are left alone: its workers may be about to open it.
+
+    Returns:
+        The paths that were removed.
+    """
+    own = (os.path.basename(keep), os.path.basename(record_path(keep, 0)).rsplit(".rank", 1)[0] + ".rank")
+    removed = []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(own) or not (_REGION.fullmatch(name) or _RECORD.fullmatch(name)):
+            continue
+        path = os.path.join(folder, name)
+        try:
+            ours = os.lstat(path).st_uid == os.geteuid()
+        except FileNotFoundError:
+            continue
+        if ours and is_abandoned(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                removed.append(path)
+    if removed:
+        logger.info("kvstore: removed what dead engines left behind: %s", ", ".join(removed))
+    return removed

@@ -1,0 +1,123 @@
+"""What an operator may write in a tier's entry, all checked before anything opens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from kvstore_sdk.backend.options import options_of, parse_options
+from kvstore_sdk.backend.registry import backend_options, registered_backends
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.tier import TierSettings
+
+__all__ = ["AdapterOptions", "TierOptions", "parse_tier_options", "written_by_operator"]
+
+logger = logging.getLogger(__name__)
+
+_NOT_OURS = ("type", "module_path", "backpressure")
+"""Part of a tier's entry, but vLLM's; before 0.28 and 0.31 it passes them on to us."""
+
+
+class AdapterOptions:
+    """Options of the adapter itself, beside those of the Tier and of the backend."""
+
+    def __init__(
+        self,
+        *,
+        may_store: Annotated[bool, "store chunks, not only look them up"] = True,
+        private: Annotated[bool, "keep the chunks of this engine to itself, under names that nobody else can know"] = False,
+        weights_version: Annotated[str, "names the weights, in place of a fingerprint of them"] = "",
+        tenant_salt: Annotated[str, "secret of a tenant: other salts, other names; it is stored nowhere"] = "",
+        trusted_hash_seed: Annotated[
+            bool, "share chunks although the engine hashes with xxHash: PYTHONHASHSEED is set, secret, and the same everywhere"
+        ] = False,
+        locality: Annotated[Literal["LOCAL", "REMOTE"] | None, "where the store is, for vLLM's tier filters and events"] = None,
+    ) -> None:
+        self.may_store = may_store
+        self.private = private
+        self.weights_version = weights_version
+        self.tenant_salt = tenant_salt
+        self.trusted_hash_seed = trusted_hash_seed
+        self.locality = locality
+        self.lora_digests: Mapping[str, str] = {}
+        """Adapter name -> digest of its weights. A table, so checked by hand."""
+
+
+class _Everywhere:
+    """What every entry may have beside the options of its parts; only the names count."""
+
+    def __init__(self, *, backend: str, location: str, lora_digests: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions:
+    """One tier's entry, checked.
+
+    Attributes:
+        adapter: Options of the adapter.
+        settings: Of the Tier.
+        backend: Name, URL or `module:factory`.
+        location: Where the store is, unless the URL says it.
+        backend_options: As given; `open_backend` parses them.
+    """
+
+    adapter: AdapterOptions
+    settings: TierSettings
+    backend: str
+    location: str | None
+    backend_options: Mapping[str, Any]
+
+
+def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
+    """Sort out and check a tier's entry.
+
+    Raises:
+        ConfigError: an option is unknown, missing, wrong, or claimed by two parts.
+    """
+    ours, settings = options_of(AdapterOptions), options_of(TierSettings)
+    entry = {name: value for name, value in given.items() if name not in _NOT_OURS}
+    backend = entry.pop("backend", None)
+    if not isinstance(backend, str) or not backend:
+        names = ", ".join(sorted(registered_backends()))
+        raise ConfigError(where, "backend", f"must be given: one of {names}, a URL such as file:///mnt/kv, or module:factory")
+    location = entry.pop("location", None)
+    if location is not None and not isinstance(location, str):
+        raise ConfigError(where, "location", f"{location!r} is not a string")
+    loras = _lora_digests(where, entry.pop("lora_digests", {}))
+    theirs = backend_options(backend)
+    for name in entry:
+        owners = [who for who, names in (("the adapter", ours), ("the tier", settings), (f"backend {backend}", theirs)) if name in names]
+        if len(owners) > 1:
+            raise ConfigError(where, name, f"is an option of {' and of '.join(owners)}; give the backend's in its URL")
+    everything = options_of(_Everywhere) | ours | settings | theirs
+    for name, value in entry.items():
+        if name not in everything:
+            parse_options(where, everything, {name: value})
+    adapter = AdapterOptions(**parse_options(where, ours, {name: entry[name] for name in entry if name in ours}))
+    adapter.lora_digests = loras
+    tier = TierSettings(**parse_options(where, settings, {name: entry[name] for name in entry if name in settings}))
+    rest = {name: entry[name] for name in entry if name in theirs}
+    return TierOptions(adapter=adapter, settings=tier, backend=backend, location=location, backend_options=rest)
+
+
+def _lora_digests(where: str, given: object) -> dict[str, str]:
+    """Check the table of adapters."""
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) and part for pair in given.items() for part in pair):
+        raise ConfigError(where, "lora_digests", "must be a table from the name of each adapter to a digest of its weights, both strings")
+    return dict(given)
+
+
+def written_by_operator(spec: Any, tier_type: str, passed: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the keywords that vLLM's factory passed, those that an operator wrote.
+
+    A later factory may pass keywords of its own. They are told by their absence from every entry of this type in the configuration: None
+    is ignored, anything else is ignored with a warning. A misspelt option is in the configuration, and stays.
+    """
+    entries = spec.extra_config.get("secondary_tiers", ())
+    written = {name for entry in entries if isinstance(entry, Mapping) and entry.get("type") == tier_type for name in entry}
+    for name, value in passed.items():
+        if name not in written and value is not None:
+            logger.warning("kvstore tier: vLLM passes %s=%r, which this version does not know; it is ignored", name, value)
+    return {name: value for name, value in passed.items() if name in written}

@@ -1,0 +1,127 @@
+"""`KVStoreTieringSpec`: vLLM's tiering spec, whose workers say what they hold, and which runs on CPU as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.vllm import compat, geometry
+from kvstore_sdk.vllm.facts import collect
+from kvstore_sdk.vllm.plugin import register
+from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler
+
+__all__ = ["GEOMETRY_TIMEOUT_S", "KVStoreTieringSpec"]
+
+GEOMETRY_TIMEOUT_S = 30.0
+"""How long the scheduler's side waits for the workers: they have written before it starts, so this only ends a broken start."""
+
+_SHM = "/dev/shm"
+
+register()
+
+
+class KVStoreTieringSpec(TieringOffloadingSpec):
+    """vLLM's `TieringOffloadingSpec` with geometry records, rows without stale bytes, a region that no crash leaves behind, and CPU copies.
+
+    Chosen with `"spec_name": "KVStoreTieringSpec", "spec_module_path": "kvstore_sdk.vllm"`; takes the same configuration.
+    """
+
+    def __init__(self, *config: Any) -> None:
+        compat.check_version()
+        super().__init__(*config)
+        known = compat.spec_facts(self)
+        if known.row_bytes and not known.rows:
+            size = known.extra.get("cpu_bytes_to_use")
+            raise ConfigError("KVStoreTieringSpec", "cpu_bytes_to_use", f"{size} bytes hold no chunk: one takes {known.row_bytes}")
+        self._kvstore_worker: ScrubbedWorker | None = None
+        self._kvstore_handlers: list[tuple[type[Any], type[Any], Any]] | None = None
+        self._kvstore_geometry: list[geometry.RankGeometry] | None = None
+        self._kvstore_record_fd: int | None = None
+
+    # The workers' side.
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """The worker of vLLM 0.25 and later."""
+        if self._kvstore_worker is None:
+            if compat.host_is_the_device():
+                inner, layout, region = self._host_copies(kv_caches)
+            else:
+                inner = super().get_worker(kv_caches)
+                region = compat.region_of_worker(inner)
+                layout = self._layout(kv_caches, region)
+            self._kvstore_worker = ScrubbedWorker(inner, layout, region)
+            self._announce(layout, region)
+        return self._kvstore_worker
+
+    def get_handlers(self, kv_caches: Any) -> Iterator[tuple[type[Any], type[Any], Any]]:
+        """The handlers of vLLM 0.24."""
+        if self._kvstore_handlers is None:
+            if compat.host_is_the_device():
+                inner, layout, region = self._host_copies(kv_caches)
+                worker = ScrubbedWorker(inner, layout, region)
+                device, host = compat.transfer_ends()
+                self._kvstore_handlers = [
+                    (device, host, WorkerHandler(worker, "store")),
+                    (host, device, WorkerHandler(worker, "load")),
+                ]
+            else:
+                (device, host, stores), loads = super().get_handlers(kv_caches)
+                region = compat.region_of_worker(stores)
+                layout = self._layout(kv_caches, region)
+                self._kvstore_handlers = [(device, host, ScrubbedHandler(stores, layout, region)), loads]
+            self._announce(layout, region)
+        return iter(self._kvstore_handlers)
+
+    def _host_copies(self, kv_caches: Any) -> tuple[HostCopies, SlotLayout, Any]:
+        known = compat.spec_facts(self)
+        region = compat.open_region(self, 0 if known.replicated else known.parallel.rank)
+        layout = self._layout(kv_caches, region)
+        return HostCopies(kv_caches, layout, region), layout, region
+
+    def _layout(self, kv_caches: Any, region: Any) -> SlotLayout:
+        known = compat.spec_facts(self)
+        return SlotLayout(kv_caches, known.blocks_per_chunk, int(region.rank) * known.slot_bytes)
+
+    def _announce(self, layout: SlotLayout, region: Any) -> None:
+        """Write the geometry record. From here on the scheduler's side unlinks the region."""
+        geometry.sweep(_SHM, keep=region.mmap_path)
+        compat.detach_region(region)
+        # Kept open until the process ends: an open record is not abandoned.
+        self._kvstore_record_fd = geometry.write_record(region.mmap_path, collect(self, layout, region))
+
+    # The scheduler's side.
+
+    def get_manager(self) -> Any:
+        """vLLM's `TieringOffloadingManager`. When it returns, every process of the engine has mapped the region, and it has no name."""
+        if self._manager is None:
+            try:
+                super().get_manager()
+                self.kvstore_geometry()
+                compat.detach_region(self._scheduler_mmap)
+            finally:
+                self._unlink()
+        return self._manager
+
+    def kvstore_geometry(self) -> list[geometry.RankGeometry]:
+        """The record of every rank, read once.
+
+        Raises:
+            ConfigError: one is missing after `GEOMETRY_TIMEOUT_S`, or they do not belong together.
+        """
+        if self._kvstore_geometry is None:
+            world_size = compat.spec_facts(self).parallel.world_size
+            self._kvstore_geometry = geometry.read_records(compat.region_path(self), world_size, GEOMETRY_TIMEOUT_S)
+        return self._kvstore_geometry
+
+    def _unlink(self) -> None:
+        """Take the names of the region and of the records away. Without a name nothing can outlive the processes that map it."""
+        region = compat.region_path(self)
+        world_size = compat.spec_facts(self).parallel.world_size
+        for path in (region, *(geometry.record_path(region, rank) for rank in range(world_size))):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)

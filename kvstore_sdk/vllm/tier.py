@@ -1,0 +1,335 @@
+"""The tier that vLLM drives: `SecondaryTierManager` over a Tier."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+
+from kvstore_sdk.backend.registry import open_backend
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.tier import JobResult, Lookup, Tier
+from kvstore_sdk.vllm import compat, metrics
+from kvstore_sdk.vllm.geometry import RankGeometry
+from kvstore_sdk.vllm.identity import Decision, decide
+from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
+from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, written_by_operator
+
+__all__ = ["KVStoreTier"]
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 10.0
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_ANSWERS = {Lookup.HIT: compat.HIT, Lookup.MISS: compat.MISS, Lookup.PENDING: compat.RETRY}
+
+
+def _never_raises(default: Callable[[], Any]) -> Callable[[_Method], _Method]:
+    """Whatever goes wrong in the method is logged, and `default()` is the answer: an exception would end the engine."""
+
+    def wrap(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def guarded(self: KVStoreTier, *arguments: Any, **options: Any) -> Any:
+            try:
+                return method(self, *arguments, **options)
+            except Exception:  # noqa: BLE001  logged by `_complain`
+                self._complain(method.__name__)
+                return default()
+
+        return cast(_Method, guarded)
+
+    return wrap
+
+
+class KVStoreTier(SecondaryTierManager):
+    """Tier type `kvstore`: vLLM's host rows in a backend of the SDK, and back.
+
+    Nothing but the constructor raises, and no method but `drain_jobs` and `shutdown`, which are bounded, waits.
+    """
+
+    medium = compat.medium()
+
+    def __init__(self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, **passed: Any) -> None:
+        """Check the configuration, find out what the bytes mean, open the backend.
+
+        Raises:
+            ConfigError: the configuration is wrong, or the engine is one that the tier cannot serve. Nothing was written.
+            BackendError: the store could not be opened.
+        """
+        compat.check_version()
+        for_base = {name: value for name, value in passed.items() if name in compat.BASE_KEYWORDS}
+        super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **for_base)
+        where = f"kvstore tier {tier_type!r}"
+        entry = written_by_operator(offloading_spec, tier_type, {name: passed[name] for name in passed if name not in for_base})
+        options = parse_tier_options(where, entry)
+        self.locality = compat.locality(options.adapter.locality) if options.adapter.locality else None
+        self._known = compat.spec_facts(offloading_spec)
+        self._label = _label(offloading_spec, tier_type, entry)
+        self._results: deque[Any] = deque()
+        self._open: dict[int, bool] = {}
+        self._complaints: dict[str, float] = {}
+        self._chunk_tokens = {group: tokens * self._known.blocks_per_chunk for group, tokens, _ in self._known.groups}
+        _refuse_unsupported(where, self._known)
+        read = getattr(offloading_spec, "kvstore_geometry", None)
+        records: list[RankGeometry] = read() if read is not None else []
+        if not records:
+            _refuse_without_records(where, self._known)
+        extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, self._known.slot_bytes)]}
+        decision = decide(where, self._known, records, extents, options.adapter)
+        if records:
+            _refuse_partial_tails(where, self._known, records[0].facts)
+        self._hash_unconfirmed = decision.none_hash
+        self._memory: RowMemory | None = None
+        self._tier: Tier | None = None
+        if decision.lora_off:
+            logger.warning(
+                "%s: LoRA is enabled and lora_digests is not given, so nothing is stored or loaded: "
+                "the tier cannot tell requests with an adapter from others",
+                where,
+            )
+            return
+        self._open_tier(where, options, decision, RowMemory(primary_kv_view, extents))
+
+    def _open_tier(self, where: str, options: TierOptions, decision: Decision, memory: RowMemory) -> None:
+        try:
+            backend = open_backend(options.backend, options.backend_options, location=options.location)
+            try:
+                tier = Tier(
+                    backend,
+                    memory,
+                    identity=decision.identity,
+                    settings=options.settings,
+                    name=self._label,
+                    may_store=options.adapter.may_store,
+                )
+            except BaseException:
+                backend.close()
+                raise
+        except BaseException:
+            memory.close()
+            raise
+        self._memory, self._tier = memory, tier
+        if decision.private:
+            logger.warning("%s: its chunks are private to this process: %s", where, "; ".join(decision.private))
+        logger.info("%s: namespace %s, %r", where, decision.identity.namespace, options.settings)
+
+    # Requests and look-ups.
+
+    @_never_raises(compat.request_context)
+    def on_new_request(self, req_context: Any) -> Any:
+        """Ask for nothing special. The first request confirms that the engine hashes as the identity says."""
+        if self._hash_unconfirmed is not None:
+            self._confirm_hash(self._hash_unconfirmed)
+        return compat.request_context()
+
+    @_never_raises(lambda: compat.MISS)
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """From memory; RETRY while the backend is asked, for `lookup_timeout_s` at most."""
+        if self._tier is None or self._is_inside_a_chunk(key, req_context):
+            return compat.MISS
+        return _ANSWERS[self._tier.lookup(req_context.req_id, bytes(key))]
+
+    @_never_raises(lambda: None)
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget what the request was told."""
+        if self._tier is not None:
+            self._tier.end_request(req_context.req_id)
+
+    @_never_raises(lambda: None)
+    def on_schedule_end(self, *context: Any) -> None:
+        """Send this step's look-ups, one batch a request."""
+        if self._tier is not None:
+            self._tier.flush()
+
+    # Jobs.
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Queue a store. Chunks that no look-up could find are left out."""
+        self._submit(job_metadata, load=False)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Queue a load."""
+        self._submit(job_metadata, load=True)
+
+    def _submit(self, job: Any, *, load: bool) -> None:
+        """Never raises, and whatever happens the job is reported once: vLLM would keep the rows of an unreported one for ever."""
+        job_id = job.job_id
+        if job_id in self._open:
+            logger.error("kvstore tier %s: job %s was submitted twice; the second one is ignored", self._label, job_id)
+            return
+        self._open[job_id] = load
+        method = "submit_load" if load else "submit_store"
+        try:
+            keys, rows = compat.job_rows(job)
+            whole = [(key, row) for key, row in zip(keys, rows, strict=True) if load or not self._is_inside_a_chunk(key, job.req_context)]
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain(method)
+            self._fail(job_id)
+            return
+        if self._tier is None:
+            # Stores are skipped, not failed: vLLM counts failures. A load cannot be asked for, as nothing is a hit.
+            self._report(JobResult(job_id, (), tuple(keys) if load else (), () if load else tuple(keys), 0, 0.0))
+            return
+        try:
+            submit = self._tier.submit_load if load else self._tier.submit_store
+            submit(job_id, [key for key, _ in whole], [row for _, row in whole])
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain(method)
+            # Cannot happen; if it does, nobody knows whether the job was queued.
+            self._give_up()
+
+    def _fail(self, job_id: int) -> None:
+        self._report(JobResult(job_id, (), (b"",), (), 0, 0.0))
+
+    @_never_raises(tuple)
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Results since the last call; each submitted job once, and nothing else."""
+        if self._tier is not None:
+            for result in self._tier.poll():
+                self._report(result)
+        results, self._results = tuple(self._results), deque()
+        return results
+
+    def _report(self, result: JobResult) -> None:
+        load = self._open.pop(result.job_id, None)
+        if load is None:
+            return
+        self._results.append(
+            compat.job_result(
+                result.job_id,
+                success=result.success,
+                loaded=result.done if load else None,
+                seconds=result.elapsed_s,
+                moved_bytes=result.moved_bytes,
+            )
+        )
+
+    @_never_raises(lambda: False)
+    def has_pending_work(self) -> bool:
+        """Whether a job is not reported yet. Each has a deadline, so this ends."""
+        return bool(self._results) or bool(self._open)
+
+    # What the engine may ask now and then.
+
+    @_never_raises(tuple)
+    def take_events(self) -> Iterable[Any]:
+        """Chunks that this tier stored, or found to be gone, where KV events are switched on."""
+        if self._tier is None:
+            return ()
+        events = self._tier.take_events()
+        if not self._known.events:
+            return ()
+        owner, where = self.tier_type, self.locality
+        return tuple(compat.offloading_event(event.keys, removed=event.removed, where=where, owner=owner) for event in events)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Every metric this tier can have. Runs in the API server: opens nothing."""
+        return metrics.definitions()
+
+    @_never_raises(lambda: None)
+    def get_stats(self) -> Any:
+        """What was counted since the last call."""
+        return None if self._tier is None else metrics.stats(self._tier.metrics.take(), self._label)
+
+    # The end of things.
+
+    def drain_jobs(self) -> None:
+        """The engine resets its cache, and its weights may change: end all jobs, and never serve again what was stored before.
+
+        Takes `drain_timeout_s` at most. Afterwards nothing touches the engine's rows, and every job's result is ready.
+        """
+        try:
+            if self._tier is not None:
+                self._tier.reset()
+                for result in self._tier.poll():
+                    self._report(result)
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain("drain_jobs")
+            self._give_up()
+        if self._open:
+            self._give_up()
+
+    def shutdown(self) -> None:
+        """Close the backend, in `close_timeout_s` at most, and let go of the engine's memory."""
+        tier, self._tier = self._tier, None
+        try:
+            if tier is not None:
+                tier.close()
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain("shutdown")
+        if self._memory is not None:
+            self._memory.close()
+
+    # Inside.
+
+    def _is_inside_a_chunk(self, key: bytes, request: Any) -> bool:
+        """Whether the key ends inside a chunk: a partial tail, whose promotion can evict what the same look-up already counted."""
+        position = compat.key_position(request, key)
+        if position is None:
+            return False
+        tokens = self._chunk_tokens.get(int.from_bytes(key[-4:], "big"))
+        return tokens is not None and position % tokens != 0
+
+    def _confirm_hash(self, expected: bytes) -> None:
+        """The engine draws its seed after the tiers are built, so what was assumed is checked before anything is stored."""
+        self._hash_unconfirmed = None
+        if compat.is_none_hash(expected) or self._tier is None:
+            return
+        logger.warning("kvstore tier %s: the engine hashes from another seed than expected: its chunks are private", self._label)
+        self._tier.reset()
+
+    def _give_up(self) -> None:
+        """What cannot happen did: from here on no copy finds the engine's memory, nothing old is served, and every job has ended."""
+        logger.error("kvstore tier %s: switched off after an error of its own", self._label)
+        self.shutdown()
+        for job_id in list(self._open):
+            self._fail(job_id)
+
+    def _complain(self, method: str) -> None:
+        """Log the exception that is being handled, each method at most every `_LOG_EVERY_S`."""
+        now = time.monotonic()
+        if now >= self._complaints.get(method, 0.0):
+            self._complaints[method] = now + _LOG_EVERY_S
+            logger.exception("kvstore tier %s: %s failed", self._label, method)
+
+
+def _label(spec: Any, tier_type: str, entry: Mapping[str, Any]) -> str:
+    """The name vLLM gives the tier in its own metrics: place in the list, counted from 1, and type."""
+    entries = spec.extra_config.get("secondary_tiers", ())
+    for place, found in enumerate(entries, 1):
+        if isinstance(found, Mapping) and found.get("type") == tier_type and all(found.get(name) == entry[name] for name in entry):
+            return f"{place}:{tier_type}"
+    return f"1:{tier_type}"
+
+
+def _refuse_unsupported(where: str, known: compat.SpecFacts) -> None:
+    """What goes wrong in vLLM itself, or gives bytes that are not what they seem."""
+    if known.canonical:
+        raise ConfigError(where, "canonical_layout", "is not supported; leave it out")
+    if compat.LOSES_FINISHED_REQUESTS and not known.prompt_only:
+        raise ConfigError(where, "offload_prompt_only", "false makes vLLM 0.26 fail at the end of a request; leave it out, or use 0.27")
+    if compat.SHARES_REGION_BETWEEN_REPLICAS and known.parallel.dp > 1:
+        problem = f"{known.parallel.dp} replicas share one host region in this vLLM; use 0.26 or later, or one replica"
+        raise ConfigError(where, "data_parallel_size", problem)
+
+
+def _refuse_partial_tails(where: str, known: compat.SpecFacts, facts: Mapping[str, Any]) -> None:
+    if compat.PARTIAL_TAILS_UNMARKED and facts["mamba_align"] and known.blocks_per_chunk == 1:
+        raise ConfigError(where, "blocks_per_chunk", "1 with mamba_cache_mode align can end this vLLM in an assertion; use 2, or vLLM 0.31")
+
+
+def _refuse_without_records(where: str, known: compat.SpecFacts) -> None:
+    """Under vLLM's plain spec nobody says which bytes of a row belong to which group and rank."""
+    fix = 'use "spec_name": "KVStoreTieringSpec", "spec_module_path": "kvstore_sdk.vllm"'
+    workers, groups = known.parallel.world_size, len(known.groups)
+    if workers > 1:
+        raise ConfigError(where, "spec_name", f"TieringOffloadingSpec serves one worker only, this engine has {workers}: {fix}")
+    if groups > 1:
+        raise ConfigError(where, "spec_name", f"TieringOffloadingSpec serves one KV cache group only, this model has {groups}: {fix}")

@@ -1,0 +1,257 @@
+"""The workers' side: copies between paged KV tensors and rows on CPU, and rows that hold no stale bytes on every platform."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore_sdk.vllm import compat
+
+__all__ = ["GroupCopy", "HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler", "plan_copies"]
+
+_Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+class GroupCopy(NamedTuple):
+    """The part of a transfer that concerns one group: block `blocks[i]` goes with page `pages[i]` of row `rows[i]`.
+
+    `untouched` are the (row, page) of the chunks of this transfer that no block goes with.
+    """
+
+    group: int
+    blocks: _Integers
+    rows: _Integers
+    pages: _Integers
+    untouched: list[tuple[int, int]]
+
+
+def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iterator[GroupCopy]:
+    """Pair the blocks of a transfer with pages of rows, group by group.
+
+    The blocks of a group follow each other in the request; the first may lie in the middle of its chunk, and the last may end before its
+    chunk does. In a store that happens where a sliding window has already dropped the start of a chunk.
+
+    Args:
+        device: vLLM's `GPULoadStoreSpec`: block numbers, blocks of each group, index in the request of each group's first block.
+        rows: Rows, chunk by chunk, group by group.
+        blocks_per_chunk: Blocks of a chunk.
+
+    Raises:
+        ValueError: numbers of blocks and of rows do not fit together.
+    """
+    blocks = np.asarray(device.block_ids, dtype=np.int64)
+    numbers = np.asarray(rows, dtype=np.int64)
+    block_at = row_at = 0
+    for group, (size, index) in enumerate(zip(device.group_sizes, device.block_indices, strict=True)):
+        if size == 0:
+            continue
+        first = index % blocks_per_chunk
+        chunks = -(-(first + size) // blocks_per_chunk)
+        positions = np.arange(first, first + size)
+        of_group = numbers[row_at : row_at + chunks]
+        if len(of_group) != chunks:
+            raise ValueError(f"transfer: group {group} needs {chunks} rows, {len(of_group)} are left")
+        untouched = [(int(of_group[0]), page) for page in range(first)]
+        untouched += [(int(of_group[-1]), page % blocks_per_chunk) for page in range(first + size, chunks * blocks_per_chunk)]
+        yield GroupCopy(
+            group,
+            blocks[block_at : block_at + size],
+            of_group[positions // blocks_per_chunk],
+            positions % blocks_per_chunk,
+            untouched,
+        )
+        block_at += size
+        row_at += chunks
+    if block_at != len(blocks) or row_at != len(numbers):
+        raise ValueError(f"transfer: {len(blocks)} blocks and {len(numbers)} rows, but the groups use {block_at} and {row_at}")
+
+
+class SlotLayout:
+    """Where one rank's KV tensors lie in a row.
+
+    Attributes:
+        blocks_per_chunk: Blocks of a chunk.
+        offset: Where the slot starts.
+        pages: Length of a page of each tensor.
+        starts: Where the part of each tensor starts in the row.
+        refs: Of each group, by its place in the engine's list, (tensor, bytes of a page that are used) of each layer.
+    """
+
+    def __init__(self, kv_caches: Any, blocks_per_chunk: int, offset: int) -> None:
+        self.blocks_per_chunk = blocks_per_chunk
+        self.offset = offset
+        self.pages = [int(tensor.page_size_bytes) for tensor in kv_caches.tensors]
+        self.starts = [offset + blocks_per_chunk * sum(self.pages[:tensor]) for tensor in range(len(self.pages))]
+        self.refs = [[(int(ref.tensor_idx), int(ref.page_size_bytes)) for ref in refs] for refs in kv_caches.group_data_refs]
+
+    @property
+    def bytes(self) -> int:
+        """What the slot takes of a row."""
+        return self.blocks_per_chunk * sum(self.pages)
+
+    def used(self, group: int) -> dict[int, int]:
+        """Tensor -> bytes of its page that the group uses; layers that share a page count once."""
+        found: dict[int, int] = {}
+        for tensor, size in self.refs[group]:
+            found[tensor] = max(size, found.get(tensor, 0))
+        return found
+
+
+class HostCopies:
+    """Copies blocks of KV tensors in host memory to and from rows, at once, in the calling thread; with the methods of `OffloadingWorker`.
+
+    For CPU only: the model computes in the same thread, so a copy sees every block complete, and a block is free when the copy returns.
+    Each job is reported once. A copy that cannot be made raises: the engine has no way to be told that blocks hold nothing.
+    """
+
+    def __init__(self, kv_caches: Any, layout: SlotLayout, region: Any) -> None:
+        stride = int(region._row_stride)
+        rows = int(region.total_size_bytes) // stride
+        self._layout = layout
+        self._region = region
+        self._tensors = [
+            found.tensor.view(torch.int8).view(-1, page) for found, page in zip(kv_caches.tensors, layout.pages, strict=True)
+        ]
+        self._slots = [
+            torch.as_strided(region._base, (rows, layout.blocks_per_chunk, page), (stride, page, 1), start)
+            for page, start in zip(layout.pages, layout.starts, strict=True)
+        ]
+        self._result = compat.transfer_result_class()
+        self._done: list[Any] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Copy blocks into rows."""
+        self._copy(job_id, src_spec, compat.row_numbers(dst_spec), to_rows=True)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        """Copy rows into blocks. Every load is expedited."""
+        self._copy(job_id, dst_spec, compat.row_numbers(src_spec), to_rows=False)
+        return True
+
+    def get_finished(self) -> list[Any]:
+        """Results since the last call, each once."""
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Every copy was over when it was submitted."""
+
+    def shutdown(self) -> None:
+        """Let go of the region and unmap it."""
+        self._tensors, self._slots = [], []
+        if self._region is not None:
+            self._region.cleanup()
+            self._region = None
+
+    def _copy(self, job_id: int, device: Any, rows: npt.ArrayLike, *, to_rows: bool) -> None:
+        started = time.perf_counter()
+        moved = 0
+        for part in plan_copies(device, rows, self._layout.blocks_per_chunk):
+            blocks, numbers, pages = (torch.from_numpy(index) for index in (part.blocks, part.rows, part.pages))
+            for tensor, size in self._layout.used(part.group).items():
+                slots, blocks_of = self._slots[tensor][:, :, :size], self._tensors[tensor][:, :size]
+                if to_rows:
+                    slots[numbers, pages] = blocks_of[blocks]
+                else:
+                    blocks_of[blocks] = slots[numbers, pages]
+                moved += size * len(part.blocks)
+        self._done.append(self._result(job_id=job_id, success=True, transfer_size=moved, transfer_time=time.perf_counter() - started))
+
+
+class _Scrubber:
+    """Zeroes the pages of a stored chunk that no block goes with.
+
+    A row is reused for chunks of any group and any request. What a store leaves as it was would be another's bytes, and would be kept.
+    """
+
+    def __init__(self, layout: SlotLayout, region: Any) -> None:
+        self._layout = layout
+        self._rows: npt.NDArray[np.int8] | None = region._base.numpy().reshape(-1, int(region._row_stride))
+
+    def scrub(self, device: Any, rows: npt.ArrayLike) -> None:
+        if self._rows is None or self._layout.blocks_per_chunk == 1:
+            return
+        for part in plan_copies(device, rows, self._layout.blocks_per_chunk):
+            for row, page in part.untouched:
+                for tensor, size in self._layout.used(part.group).items():
+                    at = self._layout.starts[tensor] + page * self._layout.pages[tensor]
+                    self._rows[row, at : at + size] = 0
+
+    def close(self) -> None:
+        self._rows = None
+
+
+class ScrubbedWorker:
+    """What the connector drives (vLLM 0.25 and later): `HostCopies` or vLLM's own worker, with rows scrubbed before each store."""
+
+    def __init__(self, inner: Any, layout: SlotLayout, region: Any) -> None:
+        self._inner = inner
+        self._scrubber = _Scrubber(layout, region)
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._scrubber.scrub(src_spec, compat.row_numbers(dst_spec))
+        return bool(self._inner.submit_store(job_id, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **options: Any) -> bool:
+        return bool(self._inner.submit_load(job_id, src_spec, dst_spec, **options))
+
+    def get_finished(self) -> list[Any]:
+        return self._inner.get_finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        self._inner.wait(job_ids)
+
+    def shutdown(self) -> None:
+        # A view that is still held would keep the region mapped.
+        self._scrubber.close()
+        self._inner.shutdown()
+
+
+class ScrubbedHandler:
+    """vLLM 0.24's own handler for stores, with rows scrubbed before each."""
+
+    def __init__(self, inner: Any, layout: SlotLayout, region: Any) -> None:
+        self._inner = inner
+        self._scrubber = _Scrubber(layout, region)
+
+    def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
+        self._scrubber.scrub(spec[0], compat.row_numbers(spec[1]))
+        return bool(self._inner.transfer_async(job_id, spec))
+
+    def get_finished(self) -> list[Any]:
+        return self._inner.get_finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        self._inner.wait(job_ids)
+
+    def shutdown(self) -> None:
+        self._scrubber.close()
+        self._inner.shutdown()
+
+
+class WorkerHandler:
+    """One direction of a worker for vLLM 0.24, which drives a handler for each. The one for stores reports and closes for both."""
+
+    def __init__(self, worker: ScrubbedWorker, direction: Literal["store", "load"]) -> None:
+        self._worker = worker
+        self._stores = direction == "store"
+
+    def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
+        submit = self._worker.submit_store if self._stores else self._worker.submit_load
+        return submit(job_id, *spec)
+
+    def get_finished(self) -> list[Any]:
+        return self._worker.get_finished() if self._stores else []
+
+    def wait(self, job_ids: set[int]) -> None:
+        self._worker.wait(job_ids)
+
+    def shutdown(self) -> None:
+        if self._stores:
+            self._worker.shutdown()
