@@ -32,6 +32,7 @@ __all__ = [
     "Fault",
     "Hang",
     "InDoubt",
+    "LateTicket",
     "Raise",
     "ReadLate",
     "Return",
