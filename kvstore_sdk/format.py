@@ -107,7 +107,7 @@ def read_header(page: memoryview | bytes) -> Header | None:
     """The header in the first 4,096 bytes, or None when they are not an intact header of this version."""
     # A copy: memory that changes meanwhile must not be checked as one thing and decoded as another.
     head = bytes(page[:HEADER_BYTES])
-    if len(head) < HEADER_BYTES or xxhash.xxh3_128_digest(head[:_CHECKSUM_AT]) != head[_CHECKSUM_AT:]:
+    if xxhash.xxh3_128_digest(head[:_CHECKSUM_AT]) != head[_CHECKSUM_AT:]:
         return None
     _, _, _, _, _, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = _FIELDS.unpack_from(head)
     text = layout.rstrip(b"\0").decode("ascii", "replace")
