@@ -90,7 +90,7 @@ class KVIdentity:
         blocks_per_chunk: Blocks of a chunk.
         groups: In the order of their numbers.
         hash_algorithm: Of the engine's token-chain hash.
-        hash_seed: Of that hash, in the clear; empty for the engine's fixed default.
+        hash_seed: What stands for the seed of that hash (a digest of it where it is secret); empty for the algorithm's own.
         draft_model: Speculative model whose KV lies in the chunk too.
         lora: (adapter name, digest of its weights) of every adapter that may be used, sorted by name.
         tenant: Digest of the tenant's salt, from `salt_digest`; the salt itself appears nowhere.
