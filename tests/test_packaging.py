@@ -132,7 +132,8 @@ def test_the_installed_demo_stores_and_loads(installed: Path, tmp_path: Path) ->
 
 
 def test_an_installation_has_no_module_called_like_a_folder_of_the_repository(installed: Path, tmp_path: Path) -> None:
-    code = "import importlib.util as u; print([n for n in ('backends', 'conformance', 'tests', 'tools', 'docs', 'benchmarks') if u.find_spec(n)])"
+    folders = ["backends", "conformance", "tests", "tools", "docs", "benchmarks"]
+    code = f"import importlib.util as util; print([name for name in {folders} if util.find_spec(name)])"
     assert run(installed / "bin" / "python", "-c", code, cwd=tmp_path) == "[]\n"
 
 

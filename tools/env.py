@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import json
@@ -28,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from email.parser import Parser
@@ -41,6 +41,9 @@ COMPLETE = ".complete"
 
 BUILD_TIMEOUT_S = 3600.0  # one command of pip on a slow line; the whole engine takes 2 minutes on a fast one
 LOCK_TIMEOUT_S = 2 * BUILD_TIMEOUT_S
+
+# Variables that make pip or Python look at, or install to, another place than the environment they are called for.
+MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
 
 # The engine needs none of these for text models, and their builds conflict with the torch it was compiled against.
 UNWANTED = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
@@ -56,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.parse_args(arguments).what
     try:
         if not OLDEST <= sys.version_info[:2] < TOO_NEW:
-            raise SetupError(f"Python {sys.version.split()[0]} does not do, it must be 3.11 to 3.14; choose one: make PYTHON=python3.12 ...")
+            found = sys.version.partition(" ")[0]
+            raise SetupError(f"this is Python {found}, it must be 3.11 to 3.14; choose another one: make PYTHON=python3.12 ...")
         need_system_packages(engine=what in ("engine", "pins"))
         if what == "engine":
             link_clone(engine())
@@ -81,7 +85,8 @@ def engine() -> Path:
     """The environment with the engine and the test tools."""
     pins = ("engine.txt", "tools.txt", "constraints.txt")
     path = cache() / f"engine-{key_of(pins)}"
-    return ensure(path, "bin/python", "vLLM on CPU and the test tools, about 2 minutes and 2.5 GB", lambda: build_engine(path, constrained=True))
+    what = "vLLM on CPU and the test tools, some minutes and 3.5 GB"
+    return ensure(path, "bin/python", what, lambda: build_engine(path, constrained=True))
 
 
 def lint() -> Path:
@@ -101,7 +106,7 @@ def overlays() -> Path:
     for requirement in read_pins("overlays.txt"):
         path = root / requirement.partition("==")[2]
         what = f"Python files of {requirement}, 0.1 to 0.4 GB to download"
-        ensure(path, "vllm/__init__.py", what, lambda path=path, requirement=requirement: build_overlay(path, requirement))
+        ensure(path, "vllm/__init__.py", what, functools.partial(build_overlay, path, requirement))
     return root
 
 
@@ -152,7 +157,7 @@ def build_engine(path: Path, *, constrained: bool) -> None:
         wanted = Path(scratch) / "requirements.txt"
         others = [pin for pin in pinned if pin != wheel_pin]
         wanted.write_text("\n".join([*others, *requirements_of(wheel)]) + "\n")
-        limits = ["-c", PINS / "constraints.txt"] if constrained else []
+        limits: list[str | Path] = ["-c", PINS / "constraints.txt"] if constrained else []
         pip_install(path, "-r", wanted, "-r", PINS / "tools.txt", *limits)
         pip_install(path, "--no-deps", wheel)
     # Half a minute now rather than a riddle in some test later.
@@ -237,7 +242,7 @@ def read_pins(name: str) -> list[str]:
 
 
 def create_venv(path: Path, *, with_pip: bool = True) -> None:
-    # A process of its own, because ensurepip misbehaves with variables such as PYTHONPATH that `run` takes away.
+    # A process of its own, so that it starts without the variables that `run` takes away.
     run([sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), path])
 
 
@@ -254,7 +259,7 @@ def download(environment: Path, requirement: str, folder: Path) -> Path:
 
 def run(command: Sequence[str | Path]) -> str:
     """Run a command, silent unless it fails. Returns what it printed on standard output."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_USER")}
+    clean = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     shown = " ".join(map(str, command))
     try:
         done = subprocess.run(command, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -10,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from kvstore_sdk.backend import BackendError, ConfigError, open_backend
@@ -89,7 +89,7 @@ class PagedMemory:
         self.row(row)[:] = payload
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Reading:
     """What the second engine saw of one prompt."""
 
@@ -144,8 +144,8 @@ def read(url: str, number: int) -> int:
             result = _finish(tier)
             loaded = time.monotonic()
         right = sum(memory.row(row) == kv_of(key) for row, key in enumerate(found) if key in set(result.done))
-        readings.append({"found": len(found), "right": right, "lookup_ms": (looked_up - began) * 1e3, "load_ms": (loaded - looked_up) * 1e3})
-    print(json.dumps(readings))
+        readings.append(Reading(len(found), right, (looked_up - began) * 1e3, (loaded - looked_up) * 1e3))
+    print(json.dumps([dataclasses.asdict(reading) for reading in readings]))
     return 0
 
 
@@ -163,17 +163,20 @@ def _store(url: str, number: int) -> tuple[list[float], int]:
             result = _finish(tier)
             took_ms.append((time.monotonic() - began) * 1e3)
             if result.failed:
-                raise BackendError(f"demo: {len(result.failed)} of {len(prompt_keys)} chunks could not be stored in {url.partition('?')[0]}")
+                failures = {labels for (metric, labels) in tier.metrics.take().counters if metric == "call_failures"}
+                why = ", ".join(sorted(" ".join(labels) for labels in failures)) or "no answer"
+                raise BackendError(f"demo: {len(result.failed)} of {len(prompt_keys)} chunks could not be stored: {why}")
         return took_ms, int(tier.metrics.total("stores", "stored"))
 
 
 @contextmanager
 def _tier(url: str, memory: PagedMemory, name: str) -> Iterator[Tier]:
     backend = open_backend(url)
-    if not backend.capabilities.shared:
-        backend.close()
-        raise ConfigError("demo", "store", "this store is not shared between processes; give a URL such as file:///mnt/kv")
     try:
+        if not backend.capabilities.shared:
+            raise ConfigError("demo", "store", "is not shared between processes; give a URL such as file:///mnt/kv")
+        if backend.capabilities.read_only:
+            raise ConfigError("demo", "store", "is read-only, and the demo stores; open it for writing")
         tier = Tier(backend, memory, identity=identity(), name=name)
     except BaseException:
         backend.close()

@@ -1,0 +1,156 @@
+"""One engine of the vLLM demo, as a process: `python -m kvstore_sdk.cli.demo_engine REQUEST`.
+
+The engine runs inside this process and answers one prompt after another. What it is asked and what it answers are JSON files, because
+engines print to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BLOCK_TOKENS", "VOCABULARY", "Answer", "Request", "build_model"]
+
+BLOCK_TOKENS = 32
+VOCABULARY = 2048
+ANSWER_TOKENS = 8
+STORE_TIMEOUT_S = 60.0
+"""The tier's own time-out of a store is half of this."""
+
+ENVIRONMENT = {
+    # The engine in this process: half a minute less for each.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Nothing here is worth a compiler run of some 15 seconds.
+    "TORCH_COMPILE_DISABLE": "1",
+    # The model lies on disk, and nobody has to know that it runs.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass
+class Request:
+    """What one engine is to do.
+
+    Attributes:
+        model: Folder of the model; made when it is not there.
+        prompts: Token ids.
+        tiers: Entries of `secondary_tiers`; none for an engine without offloading.
+        wait_for_stores: Chunks that every tier must hold before the engine ends.
+        answers: File for the list of `Answer`.
+    """
+
+    model: str
+    prompts: list[list[int]]
+    answers: str
+    tiers: list[dict[str, Any]] = field(default_factory=list)
+    wait_for_stores: int = 0
+
+
+@dataclass
+class Answer:
+    """How one prompt was answered."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    reused_tokens: int
+    first_token_ms: float
+
+
+def build_model(folder: Path) -> None:
+    """Write a small Llama of random weights: 26 million of them, so that a prompt costs half a second on two cores."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=4096,
+        # Five times the usual: with less, a random model gives every prompt the same answer, and then equal answers prove nothing.
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def answer(request: Request) -> list[Answer]:
+    """Start an engine, answer the prompts, wait until the tiers have what they should, end the engine."""
+    from vllm import LLM, SamplingParams
+
+    if not Path(request.model).exists():
+        build_model(Path(request.model))
+    options: dict[str, Any] = {}
+    if request.tiers:
+        extra = {
+            "spec_name": "KVStoreTieringSpec",
+            "spec_module_path": "kvstore_sdk.vllm",
+            "cpu_bytes_to_use": 1 << 29,
+            "secondary_tiers": request.tiers,
+        }
+        options["kv_transfer_config"] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    engine = LLM(
+        model=request.model,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_model_len=2048,
+        block_size=BLOCK_TOKENS,
+        prefix_caching_hash_algo="sha256_cbor",
+        disable_log_stats=False,
+        **options,
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, detokenize=False, logprobs=0)
+    answers = []
+    try:
+        for tokens in request.prompts:
+            output = engine.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)[0]
+            chosen = output.outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(chosen.logprobs, chosen.token_ids, strict=True)]
+            answers.append(
+                Answer(list(chosen.token_ids), logprobs, output.num_cached_tokens or 0, output.metrics.first_token_latency * 1e3)
+            )
+        _wait_for_stores(engine, len(request.tiers), request.wait_for_stores)
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+    return answers
+
+
+def _wait_for_stores(engine: Any, tiers: int, chunks: int) -> None:
+    """Step the idle engine until each tier has stored `chunks`. An engine that serves would do that while it goes on."""
+    give_up_at = time.monotonic() + STORE_TIMEOUT_S
+    while tiers and chunks:
+        engine.llm_engine.step()
+        stored: dict[str, float] = {}
+        for metric in engine.get_metrics():
+            if metric.name == "vllm:kvstore_stores" and metric.labels["result"] in ("stored", "replaced", "exists"):
+                stored[metric.labels["tier"]] = stored.get(metric.labels["tier"], 0) + metric.value
+        if len(stored) == tiers and min(stored.values()) >= chunks:
+            return
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"{chunks} chunks should have been stored within {STORE_TIMEOUT_S:.0f} s; stored were {stored}")
+        time.sleep(0.02)
+
+
+def main() -> int:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    request = Request(**json.loads(Path(sys.argv[1]).read_text()))
+    answers = answer(request)
+    Path(request.answers).write_text(json.dumps([asdict(one) for one in answers]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The demo with real engines: four of them, one after another, each a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvstore_sdk.backend import BackendError, ConfigError, Deadline, SupportsUsage, open_backend
+from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, VOCABULARY, Answer, Request
+from kvstore_sdk.cli.table import columns, human_bytes
+from kvstore_sdk.format import HEADER_BYTES
+
+__all__ = ["missing_packages", "run"]
+
+ENGINE_TIMEOUT_S = 300.0
+"""One engine takes 15 s on two cores; a cold disk or a busy machine may need many times that."""
+TOLERANCE = 0.05
+"""Of a log-probability: a prompt computed in other parts is rounded at other places, to 8 bits. Wrong KV is off by more than 0.2."""
+
+
+def missing_packages() -> list[str]:
+    """What this demo needs and this environment lacks."""
+    return [name for name in ("vllm", "torch", "transformers") if importlib.util.find_spec(name) is None]
+
+
+def prompts(number: int) -> list[list[int]]:
+    """A prompt to warm up with, then `number` more."""
+    chance = random.Random(0)
+    return [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1000, 2000))] for _ in range(number + 1)]
+
+
+def run(url: str, number: int) -> int:
+    """Run the four engines, print the table and what was checked. Returns the exit code."""
+    _check_store(url)
+    asked = prompts(number)
+    chunks = [len(tokens) // BLOCK_TOKENS for tokens in asked]
+    tier = {"type": "kvstore", "module_path": "kvstore_sdk.vllm", "backend": url}
+    with tempfile.TemporaryDirectory(prefix="kvstore-demo-work-") as folder:
+        work = Path(folder)
+        spoilt = work / "spoilt"
+        spoilt.mkdir()
+        other = {**tier, "backend": f"file://{spoilt}"}
+        engines = _Engines(work, asked)
+        plain = engines.run("an engine without offloading answers")
+        # Twice: into the store, and into a folder that will be spoilt.
+        engines.run("engine A answers and stores", [tier, other], sum(chunks))
+        reused = engines.run("engine B answers from the store", [tier])
+        _replace_a_payload(spoilt)
+        control = engines.run("control: as B, one record replaced, unverified", [{**other, "verify": False}])
+    _print(asked, plain, reused)
+    print(f"\n{_where(url)}\n")
+    failed = False
+    for holds, text in _checks(asked, plain, reused, control):
+        print(f"{'ok' if holds else 'FAILED':6}  {text}")
+        failed = failed or not holds
+    return 1 if failed else 0
+
+
+class _Engines:
+    """Starts engines as processes, one at a time."""
+
+    def __init__(self, work: Path, asked: list[list[int]]) -> None:
+        self._work = work
+        self._asked = asked
+        self._number = 0
+
+    def run(self, what: str, tiers: Sequence[dict[str, Any]] = (), wait_for_stores: int = 0) -> list[Answer]:
+        self._number += 1
+        files = {kind: self._work / f"{self._number}.{kind}" for kind in ("request", "answers", "log")}
+        request = Request(str(self._work / "model"), self._asked, str(files["answers"]), list(tiers), wait_for_stores)
+        files["request"].write_text(json.dumps(dataclasses.asdict(request)))
+        print(f"{what} ... ", end="", flush=True)
+        began = time.monotonic()
+        command = [sys.executable, "-m", "kvstore_sdk.cli.demo_engine", str(files["request"])]
+        with open(files["log"], "w") as log:
+            try:
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=ENGINE_TIMEOUT_S)
+                ended = f"failed with exit code {done.returncode}" if done.returncode else ""
+            except subprocess.TimeoutExpired:
+                ended = f"did not end within {ENGINE_TIMEOUT_S:.0f} s"
+        if ended:
+            print("failed", flush=True)
+            raise BackendError(f"demo: {what}: the engine {ended}. The end of its log:\n{files['log'].read_text()[-4000:]}")
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
+        return [Answer(**answer) for answer in json.loads(files["answers"].read_text())]
+
+
+def _check_store(url: str) -> None:
+    """Before half a minute of engines."""
+    backend = open_backend(url)
+    try:
+        if not backend.capabilities.shared:
+            raise ConfigError("demo", "store", "is not shared between processes; give a URL such as file:///mnt/kv")
+        if backend.capabilities.read_only:
+            raise ConfigError("demo", "store", "is read-only, and the demo stores; open it for writing")
+    finally:
+        backend.close()
+
+
+def _where(url: str) -> str:
+    """Where the bytes lie. Without the URL's query, which may carry what is not for the screen."""
+    place = url.partition("?")[0]
+    backend = open_backend(url)
+    try:
+        if not isinstance(backend, SupportsUsage):
+            return f"The records are in {place}."
+        usage = backend.usage(Deadline.after(10))
+        return f"{place} holds {usage.records} records, {human_bytes(usage.used_bytes)}."
+    finally:
+        backend.close()
+
+
+def _replace_a_payload(folder: Path) -> None:
+    """Give one record the payload of another: what a store without verification might hand out."""
+    records = sorted(file for file in folder.glob("v1/*/*/*") if file.is_file())
+    first, last = records[0], records[-1]
+    first.write_bytes(first.read_bytes()[:HEADER_BYTES] + last.read_bytes()[HEADER_BYTES:])
+
+
+def _print(asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequence[Answer]) -> None:
+    rows: list[Sequence[object]] = [("prompt", "tokens", "reused", "first token without", "with")]
+    # The first one warms the engines up, so its times say nothing.
+    for number, (tokens, before, after) in enumerate(zip(asked, plain, reused, strict=True)):
+        if number:
+            rows.append((number, len(tokens), after.reused_tokens, f"{before.first_token_ms:.0f} ms", f"{after.first_token_ms:.0f} ms"))
+    print()
+    print(columns(rows, numbers=True))
+
+
+def _checks(
+    asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequence[Answer], control: Sequence[Answer]
+) -> list[tuple[bool, str]]:
+    # vLLM computes at least the last token of a prompt itself.
+    possible = sum((len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in asked)
+    got = sum(answer.reused_tokens for answer in reused)
+    off = _difference(plain, reused)
+    wrong = _difference(plain, control)
+    return [
+        (got == possible, f"reuse {got / possible:.3f}: {got} of the {possible} tokens that can be reused were"),
+        (off <= TOLERANCE, f"tokens and log-probabilities with and without reuse agree (largest difference: {_shown(off)})"),
+        (len({tuple(answer.tokens) for answer in plain}) == len(plain), "different prompts have different answers"),
+        (
+            wrong > TOLERANCE,
+            f"control: with one record replaced and verification off, answers differ (largest difference: {_shown(wrong)})",
+        ),
+    ]
+
+
+def _difference(one: Sequence[Answer], other: Sequence[Answer]) -> float:
+    """The largest difference between log-probabilities; without bound where tokens differ."""
+    if any(a.tokens != b.tokens for a, b in zip(one, other, strict=True)):
+        return float("inf")
+    return max(abs(x - y) for a, b in zip(one, other, strict=True) for x, y in zip(a.logprobs, b.logprobs, strict=True))
+
+
+def _shown(difference: float) -> str:
+    return "other tokens" if difference == float("inf") else f"{difference:.4f} in a log-probability"

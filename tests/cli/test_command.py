@@ -1,0 +1,70 @@
+"""What every command promises: results on standard output, errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from kvstore_sdk.cli import demo_vllm, main
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"kvstore-sdk {version('kvstore-sdk')}\n"
+
+
+def test_a_missing_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["backends", "nope"], "backend nope: backend: is not known; installed are file, fs, memory"),
+        (["backends", "no_such_module:factory"], "no_such_module"),
+        (["demo", "--no-vllm", "--store", "memory:"], "demo: store: is not shared between processes"),
+        (["demo", "--no-vllm", "--store", "file:///nowhere/at/all"], "location: /nowhere/at does not exist"),
+    ],
+    ids=["unknown backend", "unknown module", "store of one process", "missing folder"],
+)
+def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("kvstore: ")
+    assert named in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("query", ["secret_key=hunter2", "read_only=true"])
+def test_a_refused_store_is_left_as_it_is_and_values_are_not_shown(query: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--no-vllm", "--store", f"file://{tmp_path}?{query}"]) == 2
+    printed = capsys.readouterr()
+    assert query.partition("=")[0] in printed.err or "read-only" in printed.err
+    assert "hunter2" not in printed.out + printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    command = [sys.executable, "-c", "import time, sys; time.sleep(0.5); from kvstore_sdk.cli import main; sys.exit(main(['backends']))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
+def test_the_demo_without_vllm_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo_vllm, "missing_packages", lambda: ["vllm"])
+    assert main(["demo"]) == 2
+    assert "kvstore demo --no-vllm" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""tools/env.py: what it builds is whole, built once, and built again when it has to be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ENV = Path(__file__).resolve().parent.parent.parent / "tools" / "env.py"
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("KVSTORE_ENV_DIR", str(tmp_path / "cache"))
+    spec = importlib.util.spec_from_file_location("repository_env", ENV)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Builder:
+    """Builds a folder with a file in it, and counts how often."""
+
+    def __init__(self, path: Path, *, fails: bool = False) -> None:
+        self.path = path
+        self.fails = fails
+        self.builds = 0
+
+    def __call__(self) -> None:
+        self.builds += 1
+        self.path.mkdir(parents=True)
+        (self.path / "python").touch()
+        if self.fails:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+
+
+def test_a_complete_folder_is_not_built_again(env: ModuleType) -> None:
+    build = Builder(env.cache() / "thing")
+    for _ in range(2):
+        assert env.ensure(build.path, "python", "a thing", build) == build.path
+    assert build.builds == 1
+
+
+def test_an_interrupted_build_is_built_again_from_nothing(env: ModuleType) -> None:
+    path = env.cache() / "thing"
+    with pytest.raises(KeyboardInterrupt):
+        env.ensure(path, "python", "a thing", Builder(path, fails=True))
+    (path / "left over").touch()
+    build = Builder(path)
+    env.ensure(path, "python", "a thing", build)
+    assert build.builds == 1
+    assert not (path / "left over").exists()
+
+
+def test_a_folder_whose_python_is_gone_is_built_again(env: ModuleType) -> None:
+    build = Builder(env.cache() / "thing")
+    env.ensure(build.path, "python", "a thing", build)
+    (build.path / "python").unlink()
+    (build.path / "python").symlink_to("/nowhere/python3")
+    env.ensure(build.path, "python", "a thing", build)
+    assert build.builds == 2
+
+
+def test_builders_of_one_folder_wait_for_each_other(env: ModuleType) -> None:
+    build = Builder(env.cache() / "thing")
+    threads = [threading.Thread(target=env.ensure, args=(build.path, "python", "a thing", build)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert build.builds == 1
+
+
+def test_another_pin_is_another_environment(env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "PINS", tmp_path)
+    (tmp_path / "tools.txt").write_text("pytest==9.2.0\n")
+    before = env.key_of(("tools.txt",))
+    assert env.key_of(("tools.txt",)) == before
+    (tmp_path / "tools.txt").write_text("pytest==9.2.1\n")
+    assert env.key_of(("tools.txt",)) != before
+
+
+def test_every_pin_is_exact(env: ModuleType) -> None:
+    for file in env.PINS.glob("*.txt"):
+        pins = env.read_pins(file.name)
+        assert pins
+        assert all(pin.count("==") == 1 and "*" not in pin for pin in pins), file
+
+
+def test_a_failed_command_shows_what_it_printed(env: ModuleType) -> None:
+    with pytest.raises(env.SetupError, match=r"(?s)exit code 3.*no such package"):
+        env.run([sys.executable, "-c", "import sys; print('no such package', file=sys.stderr); sys.exit(3)"])
+
+
+def test_the_engine_is_installed_without_what_conflicts_with_its_torch(env: ModuleType, tmp_path: Path) -> None:
+    lines = [
+        "numpy>=2",
+        "torch==2.13.0+cpu",
+        "torchaudio==2.13.0",
+        "torchvision; platform_machine == 'x86_64'",
+        "torchao",
+        "boto3; extra == 's3'",
+    ]
+    wheel = tmp_path / "engine-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("engine-1.dist-info/METADATA", "Name: engine\n" + "".join(f"Requires-Dist: {line}\n" for line in lines) + "\n")
+    assert env.requirements_of(wheel) == ["numpy>=2", "torchao"]
+
+
+def test_an_unfit_python_is_refused_with_what_to_do(
+    env: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(env, "OLDEST", (3, 99))
+    assert env.main(["lint"]) == 1
+    assert "make PYTHON=" in capsys.readouterr().err
+    assert not env.cache().exists()
+
+
+def test_missing_system_packages_are_named(env: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(env, "loads", lambda library: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert env.main(["engine"]) == 1
+    assert "apt-get install libnuma1" in capsys.readouterr().err
+    assert not env.cache().exists()
+
+
+def test_a_venv_of_somebody_else_is_left_alone(env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "mine").touch()
+    with pytest.raises(env.SetupError, match="move it away"):
+        env.link_clone(tmp_path / "engine")
+    assert (tmp_path / ".venv" / "mine").exists()
