@@ -7,6 +7,7 @@ import tempfile
 from typing import Any
 
 from kvstore_sdk.cli import demo_synthetic
+from kvstore_sdk.cli.store import Store
 from kvstore_sdk.errors import ConfigError
 
 __all__ = ["add_command"]
@@ -20,7 +21,8 @@ def add_command(commands: Any) -> None:
     )
     parser: argparse.ArgumentParser = commands.add_parser("demo", help="store a KV cache and get it back", description=text)
     parser.add_argument("--no-vllm", action="store_true", help="made-up KV instead of a real engine's: takes seconds, needs no vLLM")
-    parser.add_argument("--store", metavar="URL", help="where to store (default: a new folder under the system's temporary one)")
+    parser.add_argument("--store", metavar="URL", help="a URL, a backend's name, or module:factory (default: a new temporary folder)")
+    parser.add_argument("--location", help="where the store is, when --store is no URL")
     parser.add_argument("--prompts", type=_positive, default=4, metavar="N", help="how many prompts (default: 4)")
     # The second engine: the first one starts it, and reads its answer from standard output.
     parser.add_argument("--as-reader", action="store_true", help=argparse.SUPPRESS)
@@ -29,21 +31,18 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. The records stay in the store."""
+    store = Store(arguments.store or "file://" + tempfile.mkdtemp(prefix="kvstore-demo-"), arguments.location)
     if arguments.as_reader:
-        return demo_synthetic.read(arguments.store, arguments.prompts)
+        return demo_synthetic.read(store, arguments.prompts)
     if arguments.no_vllm:
-        return demo_synthetic.run(arguments.store or _new_folder(), arguments.prompts)
+        return demo_synthetic.run(store, arguments.prompts)
     # Only here, because whoever has no vLLM should still see the rest of the command.
     from kvstore_sdk.cli import demo_vllm
 
     missing = demo_vllm.missing_packages()
     if missing:
         raise ConfigError("demo", "vllm", f"needs {', '.join(missing)}: pip install 'kvstore-sdk[vllm]', or run: kvstore demo --no-vllm")
-    return demo_vllm.run(arguments.store or _new_folder(), arguments.prompts)
-
-
-def _new_folder() -> str:
-    return "file://" + tempfile.mkdtemp(prefix="kvstore-demo-")
+    return demo_vllm.run(store, arguments.prompts)
 
 
 def _positive(text: str) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore_sdk.backend import BackendError, ConfigError, open_backend
+from kvstore_sdk.backend import BackendError
+from kvstore_sdk.cli.store import Store
 from kvstore_sdk.cli.table import columns, human_bytes
 from kvstore_sdk.identity import GroupIdentity, KVIdentity
 from kvstore_sdk.tier import JobResult, Lookup, Tier
@@ -99,10 +100,10 @@ class Reading:
     load_ms: float
 
 
-def run(url: str, number: int) -> int:
+def run(store: Store, number: int) -> int:
     """Store, start the second engine, print what came back. Returns the exit code."""
-    stored_ms, written = _store(url, number)
-    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--store", url, "--prompts", str(number)]
+    stored_ms, written = _store(store, number)
+    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", *store.arguments(), "--prompts", str(number)]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
     except subprocess.TimeoutExpired as cause:
@@ -121,21 +122,20 @@ def run(url: str, number: int) -> int:
         rows.append((name, len(tokens), chunks, size, *times, right))
     print("Engine A computed each prompt and stored it. Engine B, another process, found and loaded it.\n")
     print(columns(rows, numbers=True))
-    # Without its query, which may carry what is not for the screen.
-    print(f"\nThe records are in {url.partition('?')[0]} under v1/{identity().namespace}; {written} of them are new.")
+    print(f"\nThe records are in {store} under v1/{identity().namespace}; {written} of them are new.")
     if not whole:
         print("FAILED: not every chunk came back as it was stored.")
     return 0 if whole else 1
 
 
-def read(url: str, number: int) -> int:
+def read(store: Store, number: int) -> int:
     """The second engine: look up, load and check every prompt; write the readings to standard output as JSON."""
     readings = []
     for tokens in prompts(number):
         # One tier a prompt would do as well; one memory a prompt makes sure that nothing is left over from the last one.
         keys = keys_of(tokens)
         memory = PagedMemory(len(keys))
-        with _tier(url, memory, "engine-b") as tier:
+        with _tier(store, memory, "engine-b") as tier:
             began = time.monotonic()
             answers = _look_up(tier, keys)
             looked_up = time.monotonic()
@@ -149,12 +149,12 @@ def read(url: str, number: int) -> int:
     return 0
 
 
-def _store(url: str, number: int) -> tuple[list[float], int]:
+def _store(store: Store, number: int) -> tuple[list[float], int]:
     """Compute every prompt and store it. Returns the milliseconds of each store, and how many records were new."""
     took_ms = []
     keys = [keys_of(tokens) for tokens in prompts(number)]
     memory = PagedMemory(max(map(len, keys)))
-    with _tier(url, memory, "engine-a") as tier:
+    with _tier(store, memory, "engine-a") as tier:
         for job, prompt_keys in enumerate(keys):
             for row, key in enumerate(prompt_keys):
                 memory.row(row)[:] = kv_of(key)
@@ -170,13 +170,9 @@ def _store(url: str, number: int) -> tuple[list[float], int]:
 
 
 @contextmanager
-def _tier(url: str, memory: PagedMemory, name: str) -> Iterator[Tier]:
-    backend = open_backend(url)
+def _tier(store: Store, memory: PagedMemory, name: str) -> Iterator[Tier]:
+    backend = store.open()
     try:
-        if not backend.capabilities.shared:
-            raise ConfigError("demo", "store", "is not shared between processes; give a URL such as file:///mnt/kv")
-        if backend.capabilities.read_only:
-            raise ConfigError("demo", "store", "is read-only, and the demo stores; open it for writing")
         tier = Tier(backend, memory, identity=identity(), name=name)
     except BaseException:
         backend.close()

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstore_sdk.backend import BackendError, ConfigError, Deadline, SupportsUsage, open_backend
+from kvstore_sdk.backend import BackendError
 from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, VOCABULARY, Answer, Request
-from kvstore_sdk.cli.table import columns, human_bytes
+from kvstore_sdk.cli.store import Store
+from kvstore_sdk.cli.table import columns
 from kvstore_sdk.format import HEADER_BYTES
 
 __all__ = ["missing_packages", "run"]
@@ -38,26 +39,28 @@ def prompts(number: int) -> list[list[int]]:
     return [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1000, 2000))] for _ in range(number + 1)]
 
 
-def run(url: str, number: int) -> int:
+def run(store: Store, number: int) -> int:
     """Run the four engines, print the table and what was checked. Returns the exit code."""
-    _check_store(url)
+    # Before half a minute of engines: what is wrong with the store is said now.
+    store.open().close()
     asked = prompts(number)
     chunks = [len(tokens) // BLOCK_TOKENS for tokens in asked]
-    tier = {"type": "kvstore", "module_path": "kvstore_sdk.vllm", "backend": url}
+    ours = {"type": "kvstore", "module_path": "kvstore_sdk.vllm"}
+    tier = ours | store.entry()
     with tempfile.TemporaryDirectory(prefix="kvstore-demo-work-") as folder:
         work = Path(folder)
         spoilt = work / "spoilt"
         spoilt.mkdir()
-        other = {**tier, "backend": f"file://{spoilt}"}
+        other = ours | Store(f"file://{spoilt}").entry()
         engines = _Engines(work, asked)
         plain = engines.run("an engine without offloading answers")
         # Twice: into the store, and into a folder that will be spoilt.
         engines.run("engine A answers and stores", [tier, other], sum(chunks))
         reused = engines.run("engine B answers from the store", [tier])
         _replace_a_payload(spoilt)
-        control = engines.run("control: as B, one record replaced, unverified", [{**other, "verify": False}])
+        control = engines.run("control: as B, one record replaced, unverified", [other | {"verify": False}])
     _print(asked, plain, reused)
-    print(f"\n{_where(url)}\n")
+    print(f"\n{store.summary()}\n")
     failed = False
     for holds, text in _checks(asked, plain, reused, control):
         print(f"{'ok' if holds else 'FAILED':6}  {text}")
@@ -73,10 +76,10 @@ class _Engines:
         self._asked = asked
         self._number = 0
 
-    def run(self, what: str, tiers: Sequence[dict[str, Any]] = (), wait_for_stores: int = 0) -> list[Answer]:
+    def run(self, what: str, tiers: Sequence[Mapping[str, Any]] = (), wait_for_stores: int = 0) -> list[Answer]:
         self._number += 1
         files = {kind: self._work / f"{self._number}.{kind}" for kind in ("request", "answers", "log")}
-        request = Request(str(self._work / "model"), self._asked, str(files["answers"]), list(tiers), wait_for_stores)
+        request = Request(str(self._work / "model"), self._asked, str(files["answers"]), [dict(tier) for tier in tiers], wait_for_stores)
         files["request"].write_text(json.dumps(dataclasses.asdict(request)))
         print(f"{what} ... ", end="", flush=True)
         began = time.monotonic()
@@ -92,31 +95,6 @@ class _Engines:
             raise BackendError(f"demo: {what}: the engine {ended}. The end of its log:\n{files['log'].read_text()[-4000:]}")
         print(f"{time.monotonic() - began:.0f} s", flush=True)
         return [Answer(**answer) for answer in json.loads(files["answers"].read_text())]
-
-
-def _check_store(url: str) -> None:
-    """Before half a minute of engines."""
-    backend = open_backend(url)
-    try:
-        if not backend.capabilities.shared:
-            raise ConfigError("demo", "store", "is not shared between processes; give a URL such as file:///mnt/kv")
-        if backend.capabilities.read_only:
-            raise ConfigError("demo", "store", "is read-only, and the demo stores; open it for writing")
-    finally:
-        backend.close()
-
-
-def _where(url: str) -> str:
-    """Where the bytes lie. Without the URL's query, which may carry what is not for the screen."""
-    place = url.partition("?")[0]
-    backend = open_backend(url)
-    try:
-        if not isinstance(backend, SupportsUsage):
-            return f"The records are in {place}."
-        usage = backend.usage(Deadline.after(10))
-        return f"{place} holds {usage.records} records, {human_bytes(usage.used_bytes)}."
-    finally:
-        backend.close()
 
 
 def _replace_a_payload(folder: Path) -> None:
