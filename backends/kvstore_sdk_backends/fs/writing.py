@@ -1,0 +1,168 @@
+"""How a record comes to be: whole under a temporary name first, then renamed at one instant."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore_sdk.backend import ConfigError, Deadline, NoSpaceError, Put, PutResult, PutStatus, Region, error_from_os
+from kvstore_sdk_backends.fs.folder import TEMP, create_folders, has_marker, open_error, write_marker
+from kvstore_sdk_backends.fs.io import PAGE_BYTES, DirectIO, StoppedError, write_file
+from kvstore_sdk_backends.fs.tempfiles import Writer, sweep
+
+__all__ = ["RecordWriter"]
+
+_log = logging.getLogger("kvstore_sdk_backends.fs")
+
+_STORED = PutResult(PutStatus.STORED)
+
+OPEN_SWEEP_S = 2.0
+"""What an opening spends on the remains of dead writers; some ten thousand files. `sweep` does the rest."""
+
+
+class RecordWriter:
+    """Writes records below `root`. Thread-safe; needs no coordination with other writers, of this process, this host or another."""
+
+    def __init__(self, root: str, direct: DirectIO) -> None:
+        self._root = root
+        self._direct = direct
+        self._temp_root = f"{root}/{TEMP}"
+        self._writer = Writer(self._temp_root)
+
+    def prepare(self, marked: bool) -> None:
+        """Create and mark the folder, remove what dead writers left, become a writer, and try O_DIRECT.
+
+        A folder that is marked already but on a full filesystem can be read, so it is opened, with a warning.
+
+        Raises:
+            ConfigError: permission is missing, or the filesystem is read-only.
+            BackendError: the filesystem failed.
+        """
+        try:
+            create_folders(self._root)
+            # First of all: on a full filesystem this may be what makes room.
+            self.sweep(Deadline.after(OPEN_SWEEP_S))
+            self._writer.begin()
+            if not marked:
+                write_marker(self._root, self._writer.new_path())
+            self._probe_direct()
+        except OSError as cause:
+            self._writer.end()
+            error = open_error(self._root, cause)
+            if not (marked and isinstance(error, NoSpaceError)):
+                raise error from cause
+            _log.warning("fs %s: no space (%s); storing begins when there is room, loading works", self._root, cause.strerror)
+
+    def store(self, put: Put, size_bytes: int, stopped: Callable[[], bool]) -> PutResult:
+        """Store one record in the place of whatever is there.
+
+        Raises:
+            StoppedError: `stopped` said so before the record became visible.
+            OSError: it is not visible and will not become visible.
+        """
+        temp = self._write(put, size_bytes, stopped)
+        try:
+            if stopped():
+                raise StoppedError
+            self._rename(temp, put.name)
+            temp = ""
+        except OSError as cause:
+            # A file server may have renamed it and lost the answer. While the temporary name is there, it has not.
+            removed, temp = _discard(temp), ""
+            if not removed:
+                return PutResult(PutStatus.UNKNOWN, error_from_os(f"fs put {self._root}/{put.name}", cause))
+            raise
+        finally:
+            if temp:
+                _discard(temp)
+        return _STORED
+
+    def sweep(self, deadline: Deadline) -> int:
+        return sweep(self._temp_root, deadline)
+
+    def end(self) -> None:
+        """Call when no `store` runs any more. Never raises."""
+        self._writer.end()
+
+    def forget(self) -> None:
+        """Call in a forked child: gives up what was inherited, and changes nothing."""
+        self._writer.forget()
+
+    def _write(self, put: Put, size_bytes: int, stopped: Callable[[], bool]) -> str:
+        """Write the record to a temporary file, and return its path. After an exception there is no such file."""
+        for first in (True, False):
+            writer = self._writer.name
+            temp = ""
+            try:
+                temp = self._writer.new_path()
+                write_file(temp, put.parts, size_bytes, self._direct, stopped)
+                return temp
+            except FileNotFoundError:
+                # The folder of temporary files is gone, or there was no room for one when the store was opened.
+                if not first:
+                    raise
+                self._begin_again(writer)
+            except BaseException:
+                _discard(temp)
+                raise
+        raise AssertionError("the second turn returns or raises")
+
+    def _begin_again(self, writer: str) -> None:
+        try:
+            marked = has_marker(self._root)
+        except ConfigError:
+            marked = False
+        if not marked:
+            # Without this a volume that was unmounted would be filled up again on the system's disk.
+            raise FileNotFoundError(errno.ENOENT, f"{self._root} is not this store any more; is its volume mounted?")
+        create_folders(self._root)
+        self._writer.begin(instead_of=writer)
+
+    def _rename(self, temp: str, name: str) -> None:
+        """Make the record visible, at one instant, in the place of whatever is there."""
+        path = f"{self._root}/{name}"
+        made_folders = removed_folder = False
+        while True:
+            try:
+                os.replace(temp, path)
+                return
+            except FileNotFoundError:
+                if made_folders:
+                    raise
+                made_folders = True
+                # From the root down, and never the root itself: see `_begin_again`.
+                for end in (at for at, char in enumerate(name) if char == "/"):
+                    with suppress(FileExistsError):
+                        os.mkdir(f"{self._root}/{name[:end]}")
+            except IsADirectoryError:
+                if removed_folder:
+                    raise
+                removed_folder = True
+                # A folder that holds something may be somebody's records, so only an empty one is removed.
+                try:
+                    os.rmdir(path)
+                except OSError as cause:
+                    problem = f"a folder stands in the record's place and cannot be removed ({cause.strerror})"
+                    raise IsADirectoryError(errno.EISDIR, problem) from cause
+
+    def _probe_direct(self) -> None:
+        """Write one page as a put would. A refusal switches O_DIRECT off, with its warning; any other error is the caller's."""
+        temp = self._writer.new_path()
+        page = Region(PAGE_BYTES, "kvstore-probe")
+        try:
+            write_file(temp, [page.buffer(0, PAGE_BYTES)], PAGE_BYTES, self._direct, lambda: False)
+        finally:
+            page.close()
+            _discard(temp)
+
+
+def _discard(temp: str) -> bool:
+    """Remove a temporary file. False: it was not there, or there is no telling; a sweep will see to it."""
+    try:
+        os.unlink(temp)
+    except OSError:
+        return False
+    return True
