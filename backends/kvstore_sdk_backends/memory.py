@@ -34,7 +34,17 @@ from kvstore_sdk.backend import (
 
 __all__ = ["MemoryBackend", "open_memory"]
 
-_shelves: dict[str, dict[str, bytes]] = {}
+
+class _Shelf:
+    """The records of one location, and their bytes together. `lock` guards a change of both."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self.used_bytes = 0
+        self.lock = threading.Lock()
+
+
+_shelves: dict[str, _Shelf] = {}
 _shelves_lock = threading.Lock()
 
 
@@ -42,20 +52,26 @@ def open_memory(
     location: str,
     *,
     max_bytes: Annotated[int | None, Bounds(ge=1), "refuse records beyond this many bytes"] = None,
-    max_record_bytes: Annotated[int, Bounds(ge=4096), "largest record"] = 1 << 30,
+    max_record_bytes: Annotated[int, Bounds(ge=1), "refuse to store larger records"] = 1 << 30,
 ) -> MemoryBackend:
-    """Open the records called `location` in this process; an empty location is a new, private set."""
+    """Open the records called `location` in this process; an empty location is a new, private set.
+
+    Named records stay until the process ends, also while no backend has them open.
+    """
     if location and not is_valid_name(location):
         raise ConfigError("backend memory", "location", f"{location!r} must be a name of letters, digits, . _ - and /")
     with _shelves_lock:
-        records = _shelves.setdefault(location, {}) if location else {}
-    return MemoryBackend(records, max_bytes, max_record_bytes)
+        shelf = _shelves.setdefault(location, _Shelf()) if location else _Shelf()
+    return MemoryBackend(shelf, max_bytes, max_record_bytes)
 
 
 class MemoryBackend:
-    """A dictionary behind the Backend protocol. Payloads are copied in and out under one lock."""
+    """A dictionary behind the Backend protocol. Payloads are copied in and out.
 
-    def __init__(self, records: dict[str, bytes], max_bytes: int | None, max_record_bytes: int) -> None:
+    Nothing here waits, so the deadline matters only to a batch of large records: it is looked at between two of them.
+    """
+
+    def __init__(self, shelf: _Shelf, max_bytes: int | None, max_record_bytes: int) -> None:
         self.capabilities = Capabilities(
             max_record_bytes=max_record_bytes,
             max_batch=256,
@@ -64,82 +80,111 @@ class MemoryBackend:
             durability=Durability.NONE,
             fork=Fork.REFUSES,
         )
-        self._records = records
+        self._shelf = shelf
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
     def exists(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
         if refused := self._refused("exists"):
             return [Failure(refused) for _ in names]
-        return [name in self._records for name in names]
+        return [self._exists(name) for name in names]
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
         if refused := self._refused("put"):
             return [PutResult(PutStatus.CLOSED, refused) for _ in puts]
-        return [self._put(put) for put in puts]
+        return [PutResult(PutStatus.TIMED_OUT) if done and deadline.expired else self._put(put) for done, put in enumerate(puts)]
 
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         if refused := self._refused("get"):
             return [GetResult(GetStatus.CLOSED, refused) for _ in gets]
-        return [self._get(get) for get in gets]
+        return [GetResult(GetStatus.TIMED_OUT) if done and deadline.expired else self._get(get) for done, get in enumerate(gets)]
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
         if refused := self._refused("delete"):
             return [Failure(refused) for _ in names]
-        gone = [self._records.pop(name, None) for name in names]
-        return [DeleteStatus.ABSENT if record is None else DeleteStatus.DELETED for record in gone]
-
-    def list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
-        if refused := self._refused("list"):
-            raise refused
-        after = cursor or ""
-        found = sorted(name for name in tuple(self._records) if name.startswith(prefix) and name > after)
-        entries = [ListEntry(name, len(record)) for name in found[:limit] if (record := self._records.get(name)) is not None]
-        return ListPage(entries, found[limit - 1] if len(found) > limit else None)
+        return [self._delete(name) for name in names]
 
     def usage(self, deadline: Deadline) -> Usage:
         if refused := self._refused("usage"):
             raise refused
-        sizes = [len(record) for record in tuple(self._records.values())]
-        return Usage(len(sizes), sum(sizes), self._max_bytes)
+        with self._shelf.lock:
+            return Usage(len(self._shelf.records), self._shelf.used_bytes, self._max_bytes)
 
     def close(self) -> None:
+        """Idempotent. A private set of records is gone with its backend."""
         self._closed = True
+
+    def list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
+        if refused := self._refused("list"):
+            raise refused
+        if limit < 1:
+            raise InvalidError(f"memory list: limit {limit} must be positive")
+        after = cursor or ""
+        with self._shelf.lock:
+            found = sorted((name, len(record)) for name, record in self._shelf.records.items() if name.startswith(prefix) and name > after)
+        entries = [ListEntry(name, size_bytes) for name, size_bytes in found[:limit]]
+        return ListPage(entries, entries[-1].name if len(found) > limit else None)
 
     def _refused(self, doing: str) -> ClosedError | None:
         if self._closed:
             return ClosedError(f"memory {doing}: the backend is closed")
         if os.getpid() != self._pid:
+            # Before any lock is touched: one that another thread held at the fork stays held in the child.
             return ClosedError(f"memory {doing}: opened by process {self._pid}; a forked child must open its own")
         return None
 
+    def _bad_name(self, doing: str, name: str) -> InvalidError | None:
+        if is_valid_name(name, self.capabilities.max_name_bytes):
+            return None
+        return InvalidError(f"memory {doing}: {name!r} is not a valid name of at most {self.capabilities.max_name_bytes} bytes")
+
+    def _exists(self, name: str) -> bool | Failure:
+        if bad := self._bad_name("exists", name):
+            return Failure(bad)
+        return name in self._shelf.records
+
     def _put(self, put: Put) -> PutResult:
-        if not is_valid_name(put.name, self.capabilities.max_name_bytes):
-            return PutResult.failed(InvalidError(f"memory put: {put.name!r} is not a valid name"))
-        if put.size_bytes > self.capabilities.max_record_bytes:
-            return PutResult.failed(InvalidError(f"memory put {put.name}: {put.size_bytes} bytes are more than max_record_bytes"))
+        if bad := self._bad_name("put", put.name):
+            return PutResult.failed(bad)
+        size_bytes, most = put.size_bytes, self.capabilities.max_record_bytes
+        if size_bytes > most:
+            return PutResult.failed(InvalidError(f"memory put {put.name}: {size_bytes} bytes are more than max_record_bytes {most}"))
+        if put.mode is Mode.CREATE and put.name in self._shelf.records:
+            return PutResult(PutStatus.EXISTS)
         record = b"".join(part.view for part in put.parts)
-        with self._lock:
-            old = self._records.get(put.name)
+        shelf = self._shelf
+        with shelf.lock:
+            old = shelf.records.get(put.name)
             if old is not None and put.mode is Mode.CREATE:
                 return PutResult(PutStatus.EXISTS)
-            if self._max_bytes is not None:
-                used = sum(map(len, self._records.values())) - len(old or b"")
-                if used + len(record) > self._max_bytes:
-                    return PutResult.failed(NoSpaceError(f"memory put {put.name}: max_bytes {self._max_bytes} is reached"))
-            self._records[put.name] = record
+            used_bytes = shelf.used_bytes - len(old or b"") + len(record)
+            if self._max_bytes is not None and used_bytes > self._max_bytes:
+                return PutResult.failed(NoSpaceError(f"memory put {put.name}: max_bytes {self._max_bytes} is reached"))
+            shelf.records[put.name] = record
+            shelf.used_bytes = used_bytes
         return PutResult(PutStatus.STORED)
 
     def _get(self, get: Get) -> GetResult:
-        record = self._records.get(get.name)
+        if bad := self._bad_name("get", get.name):
+            return GetResult.failed(bad)
+        record = self._shelf.records.get(get.name)
         if record is None:
             return GetResult(GetStatus.MISSING)
-        if len(record) != get.size_bytes:
-            return GetResult.wrong_size(len(record), get.size_bytes)
+        size_bytes = get.size_bytes
+        if len(record) != size_bytes:
+            return GetResult.wrong_size(len(record), size_bytes)
+        whole = memoryview(record)
         start = 0
         for part in get.into:
-            part.view[:] = record[start : start + part.length]
+            part.view[:] = whole[start : start + part.length]
             start += part.length
         return GetResult(GetStatus.FOUND)
+
+    def _delete(self, name: str) -> DeleteStatus | Failure:
+        if bad := self._bad_name("delete", name):
+            return Failure(bad)
+        with self._shelf.lock:
+            record = self._shelf.records.pop(name, None)
+            self._shelf.used_bytes -= len(record or b"")
+        return DeleteStatus.ABSENT if record is None else DeleteStatus.DELETED

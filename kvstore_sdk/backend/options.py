@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ from kvstore_sdk.errors import ConfigError
 
 __all__ = ["Bounds", "OptionInfo", "options_of", "parse_options", "redact"]
 
-_SECRET = re.compile(r"secret|password|passwd|token|credential|(^|_)key($|_)|(^|_)salt($|_)", re.IGNORECASE)
+_SECRET = re.compile(r"secret|passw|passphrase|pwd|token|credential|signature|key($|_)|(^|_)(auth|sas|salt)($|_)", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*")
 _SIZES = {"B": 1} | {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h|d)?\s*")
@@ -44,6 +45,11 @@ class Bounds:
 
     ge: float = -math.inf
     le: float = math.inf
+
+    def __str__(self) -> str:
+        if math.isinf(self.le):
+            return f"{self.ge} or more"
+        return f"{self.le} or less" if math.isinf(self.ge) else f"from {self.ge} to {self.le}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +78,18 @@ class OptionInfo:
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, OptionInfo]:
-    """The options that `factory` declares: its keyword-only parameters, in order."""
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+    """The options that `factory` declares: its keyword-only parameters, in order. One without a type is a string.
+
+    Raises:
+        NameError: a type is written as a string and means nothing where the factory is defined.
+    """
     found = {}
-    for name, parameter in inspect.signature(factory).parameters.items():
+    for name, parameter in inspect.signature(factory, eval_str=True).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
-        hint, bounds, text = hints.get(name, str), Bounds(), ""
+        hint, bounds, text = parameter.annotation, Bounds(), ""
+        if hint is inspect.Parameter.empty:
+            hint = str
         if typing.get_origin(hint) is typing.Annotated:
             hint, *notes = typing.get_args(hint)
             bounds = next((n for n in notes if isinstance(n, Bounds)), bounds)
@@ -116,7 +127,7 @@ def _known(schema: Iterable[str]) -> str:
 
 
 def _convert(where: str, option: OptionInfo, value: object) -> Any:
-    shown = "***" if option.secret else repr(value)
+    shown = "***" if option.secret else reprlib.repr(value)
     choices = [option.type]
     if typing.get_origin(option.type) in (typing.Union, types.UnionType):
         choices = [choice for choice in typing.get_args(option.type) if choice is not type(None)]
@@ -125,12 +136,11 @@ def _convert(where: str, option: OptionInfo, value: object) -> Any:
     for choice in choices:
         try:
             result = _convert_one(option, choice, value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
-        if isinstance(result, (int, float)) and not isinstance(result, bool):
-            if not option.bounds.ge <= result <= option.bounds.le:
-                limits = f"from {option.bounds.ge:g} to {option.bounds.le:g}"
-                raise ConfigError(where, option.name, f"{shown} is out of bounds, it must be {limits}")
+        is_number = isinstance(result, (int, float)) and not isinstance(result, bool)
+        if is_number and not option.bounds.ge <= result <= option.bounds.le:
+            raise ConfigError(where, option.name, f"{shown} is out of bounds, it must be {option.bounds}")
         return result
     wanted = " or ".join(_type_name(option, choice) for choice in choices)
     raise ConfigError(where, option.name, f"{shown} is not {wanted}")
@@ -138,8 +148,10 @@ def _convert(where: str, option: OptionInfo, value: object) -> Any:
 
 def _convert_one(option: OptionInfo, kind: Any, value: object) -> Any:
     if typing.get_origin(kind) is Literal:
-        if value in typing.get_args(kind):
-            return value
+        # True equals 1, and a URL writes both as text.
+        for choice in typing.get_args(kind):
+            if (type(value) is type(choice) and value == choice) or (isinstance(value, str) and value == str(choice)):
+                return choice
         raise ValueError
     if kind is str and isinstance(value, str):
         return value
@@ -174,7 +186,9 @@ def _parse_number(option: OptionInfo, text: str) -> float:
         match = pattern.fullmatch(text)
         if match is None:
             raise ValueError
-        number = float(match[1]) * (factors[match[2]] if match[2] else 1)
+        # A whole number stays exact, however large.
+        count = int(match[1]) if match[1].isdigit() else float(match[1])
+        number = count * (factors[match[2]] if match[2] else 1)
         return round(number) if sized else number
     return float(text) if not re.fullmatch(r"[+-]?\d+", text) else int(text)
 
