@@ -11,7 +11,7 @@ ENV := $(PYTHON) tools/env.py
 export TORCH_COMPILE_DISABLE := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-engine test-all lint format clean
+.PHONY: help demo test test-core test-engine test-all lint format docs clean
 
 help:
 	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
@@ -19,6 +19,7 @@ help:
 	@echo 'make test-all  the long ones too'
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
+	@echo 'make docs      the tables of options in docs/configuration.md, from the code'
 	@echo 'make clean     remove what was built in this folder'
 
 demo:
@@ -50,6 +51,11 @@ lint:
 	"$$bin/mypy" --explicit-package-bases tools/env.py && \
 	"$$bin/lint-imports" --no-cache && \
 	"$$bin/python" -m pytest -q tests/test_packaging.py
+
+# Tables that are made from code.
+docs:
+	@$(ENV) engine
+	@$(RUN) tools/option_tables.py
 
 format:
 	@bin="$$($(ENV) lint)/bin" && "$$bin/ruff" check --fix . && "$$bin/ruff" format .

@@ -14,7 +14,7 @@ from kvstore_sdk.cli.table import columns
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import TierSettings
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "describe"]
 
 
 def add_command(commands: Any) -> None:
@@ -42,8 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def describe(option: OptionInfo) -> tuple[str, str, str, str]:
+    """Name, type or unit, default and help of an option, as people read them."""
+    return option.name, _type(option), _default(option), option.help
+
+
 def _print(title: str, options: Mapping[str, OptionInfo]) -> None:
-    rows = [(option.name, _type(option), _default(option), option.help) for option in options.values()]
+    rows = [describe(option) for option in options.values()]
     print(title)
     print(columns(rows, indent="  ") if rows else "  no options")
     print()
@@ -71,7 +76,7 @@ def _default(option: OptionInfo) -> str:
     if option.default is None:
         return "default none"
     # A default is not a secret, but showing one invites to keep it.
-    return "default ***" if option.secret else f"default {_value(option, option.default)}"
+    return "default ***" if option.secret and option.default else f"default {_value(option, option.default)}"
 
 
 def _value(option: OptionInfo, value: Any) -> str:
@@ -81,4 +86,4 @@ def _value(option: OptionInfo, value: Any) -> str:
         for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (10**9, "GB"), (10**6, "MB")):
             if value % factor == 0:
                 return f"{value // factor:g}{unit}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'

@@ -1,0 +1,40 @@
+"""Write the tables of options in docs/configuration.md from the code that declares them: `make docs`.
+
+A table stands between two comments, `<!-- options: NAME -->` and `<!-- end -->`. A test compares the file with what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvstore_sdk.backend import OptionInfo, backend_options
+from kvstore_sdk.backend.options import options_of
+from kvstore_sdk.cli.backends import describe
+from kvstore_sdk.tier import TierSettings
+from kvstore_sdk.vllm.options import AdapterOptions
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+TABLE = re.compile(r"(<!-- options: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def options(name: str) -> Mapping[str, OptionInfo]:
+    """`adapter`, `tier`, or the name of a backend."""
+    return options_of({"adapter": AdapterOptions, "tier": TierSettings}[name]) if name in ("adapter", "tier") else backend_options(name)
+
+
+def table(name: str) -> str:
+    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    for option in options(name).values():
+        label, kind, default, text = (cell.replace("|", " or ") for cell in describe(option))
+        rows.append(f"| `{label}` | {kind} | {default.removeprefix('default ')} | {text} |")
+    return "\n".join(rows) + "\n"
+
+
+def rewritten(page: str) -> str:
+    return TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text()))
