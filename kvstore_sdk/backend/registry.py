@@ -10,9 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.backend.options import OptionInfo, options_of, parse_options
 from kvstore_sdk.backend.protocol import Backend, Capabilities
+from kvstore_sdk.errors import ConfigError
 
 __all__ = ["ENTRY_POINT_GROUP", "BackendFactory", "backend_options", "open_backend", "registered_backends"]
 
@@ -40,7 +40,8 @@ def backend_options(target: str) -> dict[str, OptionInfo]:
     Raises:
         ConfigError: there is no such backend, or it cannot be imported.
     """
-    return options_of(_find(target)[1])
+    name, factory, _ = _find(target)
+    return _options(f"backend {name}", factory)
 
 
 def open_backend(target: str, options: Mapping[str, object] | None = None, *, location: str | None = None) -> Backend:
@@ -67,7 +68,7 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
         location, given = url_location, given | query
     if location is None:
         raise ConfigError(where, "location", "must be given: where the store is, a folder for example")
-    parsed = parse_options(where, options_of(factory), given)
+    parsed = parse_options(where, _options(where, factory), given)
     backend = factory(location, **parsed)
     _check(where, backend)
     return backend
@@ -90,22 +91,39 @@ def _find(target: str) -> tuple[str, BackendFactory, str | None]:
 
 
 def _load(point: EntryPoint) -> BackendFactory:
-    module, _, path = point.value.partition(":")
+    where = f"backend {point.name}"
+    # The value of an entry point may end in extras: "acme.store:open [fast]".
+    module, _, path = (part.strip() for part in point.value.partition("[")[0].partition(":"))
+    if len({other.value for other in entry_points(group=ENTRY_POINT_GROUP, name=point.name)}) > 1:
+        raise ConfigError(where, "backend", "is registered by two packages; uninstall one, or write module:factory")
     try:
         found: Any = importlib.import_module(module)
     except ImportError as cause:
         missing = cause.name or module
-        hint = f"module {missing!r} cannot be imported ({cause}); install it, or fix the name"
-        raise ConfigError(f"backend {point.name}", "backend", hint) from cause
+        raise ConfigError(where, "backend", f"module {missing!r} cannot be imported ({cause}); install it, or fix the name") from cause
+    except Exception as cause:
+        # Importing runs a vendor's code, which may fail in any way.
+        problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
+        raise ConfigError(where, "backend", problem) from cause
     for part in path.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ConfigError(f"backend {point.name}", "backend", f"module {module!r} has no factory {path!r}")
+        raise ConfigError(where, "backend", f"module {module!r} has no factory {path!r}")
     return cast(BackendFactory, found)
 
 
+def _options(where: str, factory: BackendFactory) -> dict[str, OptionInfo]:
+    try:
+        return options_of(factory)
+    except (NameError, TypeError, ValueError) as cause:
+        raise ConfigError(where, "backend", f"the factory's parameters cannot be read ({cause}); that is for its vendor to fix") from cause
+
+
 def _split_url(where: str, url: str) -> tuple[str, dict[str, str]]:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as cause:
+        raise ConfigError(where, "location", f"is no URL ({cause})") from None
     if parts.password is not None:
         raise ConfigError(where, "location", "must not carry a password; use the backend's own credential options")
     if parts.fragment:
