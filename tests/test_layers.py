@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT / "kvstore_sdk", ROOT / "backends" / "kvstore_sdk_backends", ROOT / "conformance" / "kvstore_sdk_conformance")
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "conformance"))
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
+LINT_IMPORTS = ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache")
+
+
+def run(*arguments: str, cwd: Path, path: Sequence[Path]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
 
 
 def test_imports_go_downwards_only() -> None:
-    done = run(sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache")
+    done = run(*LINT_IMPORTS, cwd=ROOT, path=[folder.parent for folder in SOURCES])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 broken" in done.stdout
 
@@ -34,9 +37,7 @@ def test_an_import_that_goes_upwards_is_found(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     with open(tmp_path / "kvstore_sdk" / "keys.py", "a") as file:
         file.write("\nfrom kvstore_sdk.tier import Tier\nfrom kvstore_sdk_backends import memory\n")
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    done = run(*LINT_IMPORTS, cwd=tmp_path, path=[tmp_path])
     assert done.returncode == 1
     assert "The core imports neither backends nor the suite BROKEN" in done.stdout
     assert "Inside the core, arrows point downwards BROKEN" in done.stdout
@@ -44,5 +45,5 @@ def test_an_import_that_goes_upwards_is_found(tmp_path: Path) -> None:
 
 def test_types_hold_with_what_is_installed_here() -> None:
     """`make lint` says the same without an engine installed; this environment has one."""
-    done = run(sys.executable, "-m", "mypy")
+    done = run("-m", "mypy", cwd=ROOT, path=())
     assert done.returncode == 0, done.stdout + done.stderr
