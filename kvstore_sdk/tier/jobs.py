@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from kvstore_sdk.tier.types import JobResult
@@ -26,19 +26,18 @@ class Outcome(Enum):
 
 
 class Item:
-    """One key of a job, on its way."""
+    """One key of a job that goes through a backend: place in the job, key, row, and how it is done."""
 
-    __slots__ = ("attempts", "job", "key", "not_before_s", "outcome", "payload_bytes", "replace", "row")
+    __slots__ = ("attempts", "job", "key", "payload_bytes", "place", "replace", "row")
 
-    def __init__(self, job: Job, key: bytes, row: int, payload_bytes: int) -> None:
+    def __init__(self, job: Job, place: int, payload_bytes: int, *, replace: bool = False) -> None:
         self.job = job
-        self.key = key
-        self.row = row
+        self.place = place
+        self.key = job.keys[place]
+        self.row = job.rows[place]
         self.payload_bytes = payload_bytes
-        self.replace = False
+        self.replace = replace
         self.attempts = 0
-        self.not_before_s = 0.0
-        self.outcome: Outcome | None = None
 
 
 class Job:
@@ -48,52 +47,49 @@ class Job:
     closes the job holds it too.
     """
 
-    def __init__(self, job_id: int, kind: Kind, namespace: str, deadline_s: float) -> None:
+    def __init__(self, job_id: int, kind: Kind, namespace: str, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         self.job_id = job_id
         self.kind = kind
         self.namespace = namespace
-        self.deadline_s = deadline_s
+        self.keys = keys
+        self.rows = rows
+        self.refused: Collection[int] = ()
+        """Places of keys whose row another open job uses."""
         self.submitted_s = time.monotonic()
+        self.deadline_s = self.submitted_s
         self.lock = threading.Lock()
         self.open = True
-        self.items: list[Item] = []
-        self.rows: Sequence[int] = ()
-        self._left = 0
-        self.moved_bytes = 0
+        self.fresh: list[bytes] = []
+        """Keys that went to the backend through this job, as far as it was open."""
+        self._outcomes: list[Outcome | None] = [None] * len(keys)
+        self._left = len(keys)
+        self._moved_bytes = 0
 
-    def seal(self) -> None:
-        """All items are added: from now on they may be settled."""
-        self._left = sum(item.outcome is None for item in self.items)
-
-    def settle(self, item: Item, outcome: Outcome, moved_bytes: int = 0) -> JobResult | None:
-        """Record how an item ended. Returns the job's result when that was the last one; ignored once the job is closed."""
+    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> JobResult | None:
+        """Record how a key ended. Returns the job's result when that was the last one; ignored once the job is closed."""
         with self.lock:
-            if not self.open or item.outcome is not None:
+            if not self.open or self._outcomes[place] is not None:
                 return None
-            item.outcome = outcome
-            self.moved_bytes += moved_bytes
+            self._outcomes[place] = outcome
+            self._moved_bytes += moved_bytes
+            if moved_bytes:
+                self.fresh.append(self.keys[place])
             self._left -= 1
             return None if self._left else self._close()
 
-    def expire(self) -> JobResult | None:
-        """Close the job as it is: what is not settled has failed. None when it is closed already."""
+    def settle_rest(self, outcome: Outcome) -> tuple[JobResult, list[bytes]] | None:
+        """Close the job: what is not settled ends like this. Returns the result and those keys; None when it is closed already."""
         with self.lock:
             if not self.open:
                 return None
-            for item in self.items:
-                item.outcome = item.outcome or Outcome.FAILED
-            return self._close()
+            rest = [key for key, found in zip(self.keys, self._outcomes, strict=True) if found is None]
+            self._outcomes = [found or outcome for found in self._outcomes]
+            return self._close(), rest
 
     def _close(self) -> JobResult:
         self.open = False
-        by: dict[Outcome, list[bytes]] = {outcome: [] for outcome in Outcome}
-        for item in self.items:
-            by[item.outcome or Outcome.FAILED].append(item.key)
-        return JobResult(
-            self.job_id,
-            tuple(by[Outcome.DONE]),
-            tuple(by[Outcome.FAILED]),
-            tuple(by[Outcome.SKIPPED]),
-            self.moved_bytes,
-            time.monotonic() - self.submitted_s,
-        )
+        done, failed, skipped = map(self._ended_as, (Outcome.DONE, Outcome.FAILED, Outcome.SKIPPED))
+        return JobResult(self.job_id, done, failed, skipped, self._moved_bytes, time.monotonic() - self.submitted_s)
+
+    def _ended_as(self, outcome: Outcome) -> tuple[bytes, ...]:
+        return tuple(key for key, found in zip(self.keys, self._outcomes, strict=True) if found is outcome)

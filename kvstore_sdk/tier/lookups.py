@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
+from kvstore_sdk.tier.breaker import Breaker
 from kvstore_sdk.tier.types import Lookup
 
 __all__ = ["LookupTable", "Probe"]
@@ -13,29 +14,20 @@ __all__ = ["LookupTable", "Probe"]
 _MAX_REQUESTS = 65_536
 """Requests whose end is never told are forgotten beyond this, oldest first."""
 
+_HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
+
 
 class Probe:
     """One key that the backend is asked about, and the requests that wait for the answer."""
 
-    __slots__ = ("asked_s", "key", "news", "waiting")
+    __slots__ = ("asked_s", "key", "overruled", "waiting")
 
-    def __init__(self, key: bytes, asked_s: float, news: int) -> None:
+    def __init__(self, key: bytes, asked_s: float) -> None:
         self.key = key
         self.asked_s = asked_s
-        self.news = news
+        self.overruled: bool | None = None
+        """Whether the key is there, when that became known otherwise after the question: it stands, whatever the late answer says."""
         self.waiting: set[str] = set()
-
-
-class _Known:
-    """The last news of a key: that it is there, or that it was found gone or bad."""
-
-    __slots__ = ("bad", "expires_s", "news", "present")
-
-    def __init__(self, news: int, present: bool, expires_s: float, bad: bool) -> None:
-        self.news = news
-        self.present = present
-        self.expires_s = expires_s
-        self.bad = bad
 
 
 class LookupTable:
@@ -45,19 +37,33 @@ class LookupTable:
     - A request is told HIT at most `max_hits` times for one key, then MISS: a prefix larger than the host tier, or a load that always
       fails, ends in a recomputation, never in a request that waits for ever.
     - Every probe is answered or becomes a MISS `timeout_s` after its key was first asked for.
-    - News are numbered: an answer to a question that was asked before the news arrived does not overwrite them.
+    - An answer to a question that was asked before newer news of the key does not overwrite them.
+    - While `breaker` is open everything is a MISS, except its trials, which reach the backend whatever is remembered.
+
+    The way of a known key is kept short: it is on the engine's own thread, for every chunk of every request that waits.
     """
 
     def __init__(
-        self, *, timeout_s: float, ttl_s: float, max_keys: int, max_hits: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        timeout_s: float,
+        ttl_s: float,
+        max_keys: int,
+        max_hits: int,
+        breaker: Breaker,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
         self._max_keys = max_keys
         self._max_hits = max_hits
+        self._breaker = breaker
         self._clock = clock
-        self._news = 0
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._now_s = clock()
+        # Present, until when that is believed. Oldest first.
+        self._present: dict[bytes, float] = {}
+        # The record is there and no good: a MISS until it is replaced.
+        self._bad: dict[bytes, None] = {}
         self._probes: dict[bytes, Probe] = {}
         self._unsent: dict[str, list[Probe]] = {}
         # What each request was told: how often it may still hear HIT for a key. 0 is MISS, and a key that is not in it was not answered.
@@ -66,43 +72,33 @@ class LookupTable:
         """Requests and keys that were told HIT and MISS, and probes that got no answer in time. The owner reads them and sets them back."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._present)
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Answer from what is known; a key that is not known becomes a probe."""
+        if self._breaker.is_open:
+            if not self._breaker.allows():
+                return _MISS
+            self._present.pop(key, None)
         told = self._told.get(request_id)
         if told is None:
             told = self._open(request_id)
         left = told.get(key)
-        known = self._known.get(key)
-        if left is not None:
-            if left and known is not None and known.present:
-                told[key] = left - 1
-                return Lookup.HIT
-            told[key] = 0
-            return Lookup.MISS
-        now = self._clock()
-        if known is not None:
-            if known.bad:
-                told[key] = 0
-                self.misses += 1
-                return Lookup.MISS
-            if known.present and now < known.expires_s:
+        if left is None:
+            if self._present.get(key, 0.0) > self._now_s:
                 told[key] = self._max_hits - 1
                 self.hits += 1
-                return Lookup.HIT
-        probe = self._probes.get(key)
-        if probe is None:
-            probe = self._probes[key] = Probe(key, now, self._news)
-            self._unsent.setdefault(request_id, []).append(probe)
-        elif now - probe.asked_s > self._timeout_s:
-            self.timeouts += 1
-            self.answer(probe, None)
-            told[key] = 0
-            self.misses += 1
-            return Lookup.MISS
-        probe.waiting.add(request_id)
-        return Lookup.PENDING
+                return _HIT
+            return self._ask(request_id, told, key)
+        if left and key in self._present:
+            told[key] = left - 1
+            return _HIT
+        told[key] = 0
+        return _MISS
+
+    def tick(self) -> None:
+        """Look at the clock: what is known ages from step to step."""
+        self._now_s = self._clock()
 
     def take_unsent(self) -> list[list[Probe]]:
         """The probes that nobody was asked about yet, one list a request."""
@@ -113,46 +109,49 @@ class LookupTable:
 
     def answer(self, probe: Probe, present: bool | None) -> None:
         """The backend's answer to a probe; None when there is none, which those who wait hear as MISS."""
-        if self._probes.get(probe.key) is not probe:
+        key = probe.key
+        if self._probes.get(key) is not probe:
             return
-        del self._probes[probe.key]
-        known = self._known.get(probe.key)
-        if known is not None and known.news > probe.news:
-            present = known.present
+        del self._probes[key]
+        if probe.overruled is not None:
+            present = probe.overruled
         elif present:
-            self._learn(probe.key, present=True, bad=False)
-        elif known is not None and known.present:
-            del self._known[probe.key]
+            self._remember((key,))
+        else:
+            self._present.pop(key, None)
         for request_id in probe.waiting:
             told = self._told.get(request_id)
-            if told is not None and probe.key not in told:
-                told[probe.key] = self._max_hits if present else 0
+            if told is not None and key not in told:
+                told[key] = self._max_hits if present else 0
                 self.hits += bool(present)
                 self.misses += not present
 
     def is_present(self, key: bytes) -> bool:
         """Whether the key is known to be there, fresh enough not to be stored again."""
-        known = self._known.get(key)
-        return known is not None and known.present and self._clock() < known.expires_s
+        return self._present.get(key, 0.0) > self._now_s
 
     def is_bad(self, key: bytes) -> bool:
         """Whether the record of this key was found bad and not replaced yet."""
-        known = self._known.get(key)
-        return known is not None and known.bad
+        return key in self._bad
 
-    def stored(self, key: bytes) -> None:
-        """A record of this key was stored, or seen to be there by a store."""
-        self._learn(key, present=True, bad=False)
+    def stored(self, keys: Sequence[bytes]) -> None:
+        """Records of these keys were stored, or seen to be there by a store."""
+        self._remember(keys)
+        if self._bad:
+            for key in keys:
+                self._bad.pop(key, None)
+        if self._probes:
+            self._overrule(keys, True)
 
     def lost(self, key: bytes, *, bad: bool) -> None:
         """A load of this key failed. `bad`: the record is there and no good, so it is a MISS until it is replaced."""
-        self._learn(key, present=False, bad=bad)
-
-    def distrust(self, key: bytes) -> None:
-        """Ask the backend about this key once more, although it is known to be there."""
-        known = self._known.get(key)
-        if known is not None and known.present:
-            del self._known[key]
+        self._present.pop(key, None)
+        self._bad.pop(key, None)
+        if bad:
+            self._bad[key] = None
+            if len(self._bad) > self._max_keys:
+                del self._bad[next(iter(self._bad))]
+        self._overrule((key,), False)
 
     def end_request(self, request_id: str) -> None:
         self._told.pop(request_id, None)
@@ -170,13 +169,32 @@ class LookupTable:
             self.answer(probe, None)
 
     def clear(self) -> None:
-        """Forget everything that is known. Requests that wait hear MISS."""
+        """Forget everything that is known. Requests that wait hear MISS, and those that were told HIT too."""
         self.fail_waiting(list(self._probes.values()))
-        self._known.clear()
+        self._present.clear()
+        self._bad.clear()
         self._unsent.clear()
         for told in self._told.values():
             for key in told:
                 told[key] = 0
+
+    def _ask(self, request_id: str, told: dict[bytes, int], key: bytes) -> Lookup:
+        if key in self._bad:
+            told[key] = 0
+            self.misses += 1
+            return _MISS
+        now = self._clock()
+        probe = self._probes.get(key)
+        if probe is None:
+            probe = self._probes[key] = Probe(key, now)
+            self._unsent.setdefault(request_id, []).append(probe)
+        elif now - probe.asked_s > self._timeout_s:
+            self.timeouts += 1
+            probe.waiting.add(request_id)
+            self.answer(probe, None)
+            return self.lookup(request_id, key)
+        probe.waiting.add(request_id)
+        return _PENDING
 
     def _open(self, request_id: str) -> dict[bytes, int]:
         if len(self._told) >= _MAX_REQUESTS:
@@ -184,9 +202,14 @@ class LookupTable:
         told = self._told[request_id] = {}
         return told
 
-    def _learn(self, key: bytes, *, present: bool, bad: bool) -> None:
-        self._news += 1
-        self._known[key] = _Known(self._news, present, self._clock() + self._ttl_s, bad)
-        self._known.move_to_end(key)
-        if len(self._known) > self._max_keys:
-            self._known.popitem(last=False)
+    def _remember(self, keys: Iterable[bytes]) -> None:
+        self._present.update(dict.fromkeys(keys, self._clock() + self._ttl_s))
+        excess = len(self._present) - self._max_keys
+        if excess > 0:
+            for key in list(islice(self._present, excess)):
+                del self._present[key]
+
+    def _overrule(self, keys: Iterable[bytes], present: bool) -> None:
+        for key in keys:
+            if (probe := self._probes.get(key)) is not None:
+                probe.overruled = present

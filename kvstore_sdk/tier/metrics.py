@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -60,8 +60,8 @@ HISTOGRAMS: Mapping[str, MetricSpec] = {
     "call_seconds": MetricSpec("Time of a backend call, by operation.", ("operation",), _SECONDS),
 }
 
-_MAX_OBSERVATIONS = 4096
-"""For each series between two `take` calls: an engine that never takes must not make memory grow."""
+_MAX_OBSERVATIONS = 65_536
+"""Between two `take` calls, the oldest are dropped beyond: an engine that never takes must not make memory grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class TierMetrics:
         self._lock = threading.Lock()
         self._totals: Counter[Series] = Counter()
         self._new: Counter[Series] = Counter()
-        self._observed: defaultdict[Series, list[float]] = defaultdict(list)
+        # Appended to without the lock: the engine's thread would wait for a thread of ours that holds it and was put to sleep.
+        self._observed: deque[tuple[str, Labels, float]] = deque(maxlen=_MAX_OBSERVATIONS)
         self._gauges: dict[Series, Callable[[], float]] = {}
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -96,10 +97,7 @@ class TierMetrics:
         """Add one observation to a histogram of `HISTOGRAMS`."""
         if len(labels) != len(HISTOGRAMS[name].labels):
             raise ValueError(f"metric {name} takes the labels {HISTOGRAMS[name].labels}, not {labels}")
-        with self._lock:
-            seen = self._observed[name, labels]
-            if len(seen) < _MAX_OBSERVATIONS:
-                seen.append(max(0.0, value))
+        self._observed.append((name, labels, value))
 
     def gauge(self, name: str, read: Callable[[], float], *labels: str) -> None:
         """Say how a gauge of `GAUGES` is read."""
@@ -121,5 +119,8 @@ class TierMetrics:
         """What is new since the last `take`."""
         with self._lock:
             counters, self._new = self._new, Counter()
-            observed, self._observed = self._observed, defaultdict(list)
+        observed: defaultdict[Series, list[float]] = defaultdict(list)
+        for _ in range(len(self._observed)):
+            name, labels, value = self._observed.popleft()
+            observed[name, labels].append(max(0.0, value))
         return MetricsDelta(counters, observed, {series: float(read()) for series, read in self._gauges.items()})

@@ -33,10 +33,10 @@ from kvstore_sdk.tier.lookups import Probe
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.trust import Trust
-from kvstore_sdk.tier.types import EngineMemory
+from kvstore_sdk.tier.types import EngineMemory, JobResult
 from kvstore_sdk.tier.work import Batch, Doubt, WorkQueue
 
-__all__ = ["Answered", "Bad", "Lost", "News", "Pipeline", "Settled", "Stored"]
+__all__ = ["Answered", "Bad", "Lost", "News", "Pipeline"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +53,6 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A record is visible under this key; `fresh` when this tier wrote it."""
-
-    namespace: str
-    key: bytes
-    fresh: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Lost:
     """A load failed. `bad`: the record is there, and no good. `gone`: it is certain that nobody can load it."""
 
@@ -72,28 +63,19 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """How an item ended."""
-
-    item: Item
-    outcome: Outcome
-    moved_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Bad:
     """A record that failed verification twice, or that cannot be read at all."""
 
     flaw: Flaw | None
 
 
-News = Answered | Stored | Lost | Settled
+News = Answered | Lost
 
 
 class Pipeline:
-    """Runs batches. What the engine's side has to know goes out through `tell`, in the order it became true.
+    """Runs batches. What the engine's side has to know goes out through `tell`, and the results of jobs through `finish`.
 
-    A key's news are told before its item is settled, so that whoever hears of the end of a job has heard of its keys.
+    A key's news are told before its item is settled, so that whoever hears of the end of a job can hear of its keys first.
     """
 
     def __init__(
@@ -108,6 +90,7 @@ class Pipeline:
         reads: Breaker,
         writes: Breaker,
         tell: Callable[[News], None],
+        finish: Callable[[JobResult], None],
         first_store: Callable[[str, int], None],
     ) -> None:
         self._calls = calls
@@ -119,6 +102,7 @@ class Pipeline:
         self._reads = reads
         self._writes = writes
         self._tell = tell
+        self._finish = finish
         self._first_store = first_store
         self._trust = Trust()
         # Only for the jitter of retries; seeded from the system.
@@ -143,6 +127,11 @@ class Pipeline:
             self._work.finish(batch, doubts, over)
 
     # Probes.
+
+    def settle(self, item: Item, outcome: Outcome, moved_bytes: int = 0) -> None:
+        """An item has ended; with the last one its job has."""
+        if (result := item.job.settle(item.place, outcome, moved_bytes)) is not None:
+            self._finish(result)
 
     def _probe(self, batch: Batch) -> None:
         # From when the first of them was asked for; a little time even if that was long ago.
@@ -231,7 +220,7 @@ class Pipeline:
             self._memory.copy_in(item.row, ChunkKey.from_engine(item.job.namespace, item.key).group, payload)
         self._metrics.count("loads", "loaded")
         self._metrics.count("load_bytes", by=item.payload_bytes)
-        self._tell(Settled(item, Outcome.DONE, item.payload_bytes))
+        self.settle(item, Outcome.DONE, item.payload_bytes)
 
     def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None) -> None:
         self._metrics.count("loads", "corrupt" if flaw else "failed")
@@ -257,7 +246,7 @@ class Pipeline:
 
     def _fail_load(self, batch: Batch, item: Item, *, bad: bool, gone: bool) -> None:
         self._tell(Lost(batch.namespace, item.key, bad, gone))
-        self._tell(Settled(item, Outcome.FAILED))
+        self.settle(item, Outcome.FAILED)
 
     # Stores.
 
@@ -285,21 +274,11 @@ class Pipeline:
         answers = self._calls.put(puts, Deadline(batch.deadline_s))
         doubts: list[Doubt] = []
         failed: BackendError | None = None
-        stored_slot: int | None = None
+        stored = [(item, slot) for item, slot, answer in zip(items, slots, answers, strict=True) if answer.status is PutStatus.STORED]
+        there = [item for item, answer in zip(items, answers, strict=True) if answer.status is PutStatus.EXISTS and not item.replace]
+        self._stored([item for item, _ in stored], there)
         for item, slot, answer in zip(items, slots, answers, strict=True):
-            if answer.status is PutStatus.STORED:
-                stored_slot = slot
-                self._metrics.count("stores", "replaced" if item.replace else "stored")
-                self._metrics.count("store_bytes", by=item.payload_bytes)
-                if item.replace:
-                    self._metrics.count("repairs")
-                self._tell(Stored(batch.namespace, item.key, fresh=True))
-                self._tell(Settled(item, Outcome.DONE, item.payload_bytes))
-                continue
-            if answer.status is PutStatus.EXISTS and not item.replace:
-                self._metrics.count("stores", "exists")
-                self._tell(Stored(batch.namespace, item.key, fresh=False))
-                self._tell(Settled(item, Outcome.DONE))
+            if answer.status is PutStatus.STORED or (answer.status is PutStatus.EXISTS and not item.replace):
                 continue
             if answer.status is PutStatus.IN_DOUBT and answer.ticket is not None:
                 doubts.append(Doubt(answer.ticket, slot))
@@ -307,12 +286,29 @@ class Pipeline:
                 failed = answer.error or BackendError(answer.status.value)
             if not self._retry(batch, item, answer.error, slot_is_free=answer.status is not PutStatus.IN_DOUBT):
                 self._metrics.count("stores", "timeout" if answer.status in (PutStatus.TIMED_OUT, PutStatus.IN_DOUBT) else "failed")
-                self._tell(Settled(item, Outcome.FAILED))
+                self.settle(item, Outcome.FAILED)
         self._judge(batch, self._writes, "write", failed)
-        if stored_slot is not None:
+        if stored:
             # The batch is done, and this slot is still ours: the manifest goes through it.
-            self._first_store(batch.namespace, stored_slot)
+            self._first_store(batch.namespace, stored[0][1])
         return doubts
+
+    def _stored(self, fresh: list[Item], there: list[Item]) -> None:
+        """Records are visible: those we wrote, and those that were there."""
+        replaced = sum(item.replace for item in fresh)
+        for name, labels, number in (
+            ("stores", ("stored",), len(fresh) - replaced),
+            ("stores", ("replaced",), replaced),
+            ("stores", ("exists",), len(there)),
+            ("repairs", (), replaced),
+            ("store_bytes", (), sum(item.payload_bytes for item in fresh)),
+        ):
+            if number:
+                self._metrics.count(name, *labels, by=number)
+        for item in fresh:
+            self.settle(item, Outcome.DONE, item.payload_bytes)
+        for item in there:
+            self.settle(item, Outcome.DONE)
 
     # Both.
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from kvstore_sdk.backend import Backend, Capabilities, ConfigError, Deadline, SupportsRegions, SupportsSettle
@@ -21,7 +21,7 @@ from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import ensure_manifest
 from kvstore_sdk.tier.metrics import TierMetrics
-from kvstore_sdk.tier.pipeline import Answered, Lost, News, Pipeline, Settled, Stored
+from kvstore_sdk.tier.pipeline import Answered, Lost, News, Pipeline
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, TierEvent
 from kvstore_sdk.tier.work import Batch, WorkQueue
@@ -58,8 +58,18 @@ class Tier:
         settings: TierSettings | None = None,
         name: str = "kvstore",
         may_store: bool = True,
+        events: bool = False,
     ) -> None:
         """Take over `backend`: `close` closes it.
+
+        Args:
+            backend: Open, and used by nobody else.
+            memory: The engine's rows.
+            identity: What their bytes mean; its namespace names every record.
+            settings: How the backend is driven.
+            name: For metrics, logs and threads.
+            may_store: False: look up and load only; stores are skipped.
+            events: Keep events for `take_events`.
 
         Raises:
             ConfigError: the backend and the settings do not fit the identity's chunks. Nothing was called or written.
@@ -79,16 +89,18 @@ class Tier:
         self._settings = settings
         self._backend = backend
         self._memory = memory
+        self._wants_events = events
         self._may_store = may_store and not capabilities.read_only
         self._namespace = identity.namespace
+        self._reads = Breaker(settings.breaker_failures, settings.breaker_probe_s)
+        self._writes = Breaker(settings.breaker_failures, settings.breaker_probe_s)
         self._table = LookupTable(
             timeout_s=settings.lookup_timeout_s,
             ttl_s=settings.hit_ttl_s,
             max_keys=settings.max_known_keys,
             max_hits=settings.max_hits_per_request,
+            breaker=self._reads,
         )
-        self._reads = Breaker(settings.breaker_failures, settings.breaker_probe_s)
-        self._writes = Breaker(settings.breaker_failures, settings.breaker_probe_s)
         self._threads_wanted = min(settings.io_threads, capabilities.max_concurrency)
         self._work = WorkQueue(
             slots=slots,
@@ -96,6 +108,7 @@ class Tier:
             threads=self._threads_wanted,
             batch=min(settings.batch_records, capabilities.max_batch),
             probe_batch=capabilities.max_batch,
+            unfold=self._unfold,
         )
         self._calls = Calls(backend, self.metrics, name)
         self._news: deque[News] = deque()
@@ -104,8 +117,10 @@ class Tier:
         self._jobs: dict[int, Job] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._order = itertools.count()
-        self._rows_in_use: dict[int, int] = {}
-        self._sizes: dict[bytes, int | None] = {}
+        # The last job of each row. The row is in use while that job is among the open ones.
+        self._row_user: dict[int, int] = {}
+        self._largest_payload = max(group.payload_bytes for group in identity.groups)
+        self._sizes: dict[bytes, int] = {}
         self._watch_at_s = 0.0
         self._manifest_lock = threading.Lock()
         self._manifests_seen: set[str] = set()
@@ -120,6 +135,7 @@ class Tier:
             reads=self._reads,
             writes=self._writes,
             tell=self._news.append,
+            finish=self._finished.append,
             first_store=self._on_store,
         )
         self._declare_gauges()
@@ -136,23 +152,22 @@ class Tier:
     # Look-ups.
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
-        """Say whether the backend has a chunk, from memory. PENDING becomes HIT or MISS within `lookup_timeout_s`, if `flush` is called."""
-        if self._news:
-            self._hear()
-        if self._reads.is_open:
-            if not self._reads.allows():
-                return Lookup.MISS
-            # This look-up is the trial: it has to reach the backend, whatever is remembered.
-            self._table.distrust(key)
+        """Say whether the backend has a chunk, from memory.
+
+        PENDING becomes HIT or MISS within `lookup_timeout_s`: `flush` sends the question, `poll` or `flush` brings the answer.
+        """
         return self._table.lookup(request_id, key)
 
     def flush(self) -> None:
         """Ask the backend what the look-ups since the last `flush` left open, one batch a request. To be called at the end of a step."""
+        if self._news:
+            self._hear()
         for probes in self._table.take_unsent():
             if self._closed:
                 self._table.fail_waiting(probes)
             else:
                 self._work.put_probes(self._namespace, probes)
+        self._table.tick()
         self._count_lookups()
         self._watch(time.monotonic())
 
@@ -163,61 +178,57 @@ class Tier:
     # Jobs.
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed at once, as failed."""
-        job = self._open_job(job_id, Kind.STORE, keys, rows)
-        refuse = self._refuse_store()
-        queued = self._work.queued_store_bytes
-        counts = {"skipped": 0, "shed": 0, "exists": 0, "refused": 0}
-        for item in job.items:
-            if item.outcome is not None:
-                counts["refused"] += 1
-            elif refuse is Outcome.SKIPPED:
-                item.outcome = Outcome.SKIPPED
-                counts["skipped"] += 1
-            elif self._table.is_present(item.key):
-                item.outcome = Outcome.DONE
-                counts["exists"] += 1
-            elif refuse is Outcome.FAILED or queued + item.payload_bytes > self._settings.max_queued_store_bytes:
-                item.outcome = Outcome.FAILED
-                counts["shed"] += 1
-            else:
-                queued += item.payload_bytes
-                item.replace = self._table.is_bad(item.key)
-        for result, number in counts.items():
-            if number:
-                self.metrics.count("stores", result, by=number)
-        self._start(job)
+        """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed, as failed."""
+        job = Job(job_id, Kind.STORE, self._namespace, keys, rows)
+        # A store may read a row that another one reads, but not one that a load writes.
+        if not self._jobs.keys().isdisjoint(map(self._row_user.get, rows)):
+            loading = {number for number, open_job in self._jobs.items() if open_job.kind is Kind.LOAD}
+            job.refused = {place for place, row in enumerate(rows) if self._row_user.get(row) in loading}
+        refuse = None
+        if not self._may_store:
+            refuse = Outcome.SKIPPED
+        elif self._closed or not self._writes.allows() or self._is_full(len(keys)):
+            refuse = Outcome.FAILED
+        if refuse is not None:
+            self.metrics.count("stores", "skipped" if refuse is Outcome.SKIPPED else "shed", by=len(keys))
+        self._start(job, refuse, self._settings.store_timeout_s)
 
     def submit_load(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Load the chunks `keys` into `rows`."""
-        job = self._open_job(job_id, Kind.LOAD, keys, rows)
-        refuse = self._closed or (self._reads.is_open and not self._reads.allows())
-        refused = 0
-        for item in job.items:
-            if refuse and item.outcome is None:
-                item.outcome = Outcome.FAILED
-                self._table.lost(item.key, bad=False)
-            refused += item.outcome is not None
-        if refused:
-            self.metrics.count("loads", "refused", by=refused)
-        self._start(job)
+        """Load the chunks `keys` into `rows`. A row that an open job uses is refused, as failed."""
+        job = Job(job_id, Kind.LOAD, self._namespace, keys, rows)
+        if not self._jobs.keys().isdisjoint(map(self._row_user.get, rows)) or len(set(rows)) < len(rows):
+            job.refused = {place for place, row in enumerate(rows) if self._row_user.get(row) in self._jobs or row in rows[:place]}
+        refuse = None
+        if self._closed or not self._reads.allows():
+            refuse = Outcome.FAILED
+            self.metrics.count("loads", "refused", by=len(keys))
+            for key in keys:
+                self._table.lost(key, bad=False)
+        self._start(job, refuse, self._settings.load_timeout_s)
 
     def poll(self) -> list[JobResult]:
         """The jobs that ended since the last call; each job once. Jobs whose deadline has passed end here."""
+        if not self._jobs and not self._news:
+            return []
         now = time.monotonic()
         if now >= self._watch_at_s:
             self._watch(now)
-        if self._news:
-            self._hear()
-        if not self._finished:
-            return []
         results = []
         while self._finished:
             result = self._finished.popleft()
             job = self._jobs.pop(result.job_id)
-            self._release_rows(job)
-            self.metrics.observe("load_seconds" if job.kind is Kind.LOAD else "store_seconds", result.elapsed_s)
+            if job.kind is Kind.LOAD:
+                self.metrics.observe("load_seconds", result.elapsed_s)
+            else:
+                self.metrics.observe("store_seconds", result.elapsed_s)
+                if job.namespace == self._namespace:
+                    self._table.stored(result.done)
+                    if self._wants_events and job.fresh:
+                        self._events.append(TierEvent(tuple(job.fresh), removed=False))
             results.append(result)
+        # After the results: whatever was told of their keys, it was told before they ended.
+        if self._news:
+            self._hear()
         return results
 
     @property
@@ -243,7 +254,6 @@ class Tier:
         until_s = time.monotonic() + self._settings.drain_timeout_s
         while self._open_jobs() and time.monotonic() < until_s:
             self._watch(time.monotonic())
-            self._hear()
             if self._open_jobs():
                 self._work.wait_changed(min(until_s, time.monotonic() + 0.01))
         self._end_jobs()
@@ -293,94 +303,93 @@ class Tier:
 
     # Inside.
 
-    def _open_job(self, job_id: int, kind: Kind, keys: Sequence[bytes], rows: Sequence[int]) -> Job:
-        job = Job(job_id, kind, self._namespace, 0.0)
-        settings = self._settings
-        total = 0
-        for key, row in zip(keys, rows, strict=True):
-            size = self._payload_bytes(key)
-            item = Item(job, key, row, size or 0)
-            if size is None or not self._take_row(kind, row):
-                item.row = -1
-                item.outcome = Outcome.FAILED
-            total += item.payload_bytes
-            job.items.append(item)
-        timeout_s = settings.load_timeout_s if kind is Kind.LOAD else settings.store_timeout_s
-        job.deadline_s = job.submitted_s + timeout_s + total / settings.min_bytes_per_s
-        return job
-
-    def _start(self, job: Job) -> None:
-        job.seal()
+    def _start(self, job: Job, refuse: Outcome | None, timeout_s: float) -> None:
+        """Queue a job, or end it at once."""
+        if len(job.keys) != len(job.rows):
+            raise ValueError(f"{self.name}: job {job.job_id} has {len(job.keys)} keys and {len(job.rows)} rows")
         if job.job_id in self._jobs:
             logger.error("%s: job %d was submitted twice; the second one is ignored", self.name, job.job_id)
-            self._release_rows(job)
             return
         self._jobs[job.job_id] = job
-        waiting = [item for item in job.items if item.outcome is None]
-        if not waiting:
-            self._finish(job.expire())
+        if refuse is not None or not job.keys:
+            self._end(job, refuse or Outcome.DONE)
             return
+        self._row_user.update(dict.fromkeys(job.rows, job.job_id))
+        job.deadline_s = job.submitted_s + timeout_s + len(job.keys) * self._largest_payload / self._settings.min_bytes_per_s
         heapq.heappush(self._deadlines, (job.deadline_s, next(self._order), job))
         self._watch_at_s = min(self._watch_at_s, job.deadline_s)
-        self._work.put_items(job.kind, waiting)
+        self._work.put_job(job)
 
-    def _payload_bytes(self, key: bytes) -> int | None:
-        """Length of the chunk of this key; None when there can be none."""
-        group = key[-GROUP_BYTES:]
-        if group in self._sizes and GROUP_BYTES < len(key) <= GROUP_BYTES + MAX_HASH_BYTES:
-            return self._sizes[group]
-        if len(key) <= GROUP_BYTES or len(key) > GROUP_BYTES + MAX_HASH_BYTES or len(self._sizes) > _MAX_GROUPS:
-            return None
+    def _is_full(self, chunks: int) -> bool:
+        """Whether the stores that wait leave no room. A chunk that no thread has looked at yet counts as one of the largest group."""
+        unknown = self._work.folded_store_chunks + chunks
+        return self._work.queued_store_bytes + unknown * self._largest_payload > self._settings.max_queued_store_bytes
+
+    def _unfold(self, job: Job, queued_store_bytes: int) -> list[Item]:
+        """On one of our threads: the items of a job that a backend is needed for; the others end here."""
+        try:
+            return self._items(job, queued_store_bytes) if job.open else []
+        except Exception:
+            # The engine's memory does not know its own groups. Not a reason to lose a thread, or the job.
+            logger.exception("%s: job %d cannot be taken apart", self.name, job.job_id)
+            self._end(job, Outcome.FAILED)
+            return []
+
+    def _items(self, job: Job, queued_store_bytes: int) -> list[Item]:
+        items: list[Item] = []
+        ended: Counter[str] = Counter()
+        table, stores = self._table, job.kind is Kind.STORE
+        room = self._settings.max_queued_store_bytes - queued_store_bytes
+        for place, key in enumerate(job.keys):
+            size = self._payload_bytes(key)
+            if not size or place in job.refused:
+                ended["refused"] += 1
+                if not stores:
+                    self._news.append(Lost(job.namespace, key, bad=False, gone=False))
+                outcome = Outcome.FAILED
+            elif not stores:
+                items.append(Item(job, place, size))
+                continue
+            elif table.is_present(key):
+                ended["exists"] += 1
+                outcome = Outcome.DONE
+            elif size > room:
+                ended["shed"] += 1
+                outcome = Outcome.FAILED
+            else:
+                room -= size
+                items.append(Item(job, place, size, replace=table.is_bad(key)))
+                continue
+            if (result := job.settle(place, outcome)) is not None:
+                self._finished.append(result)
+        for result_name, number in ended.items():
+            self.metrics.count("stores" if stores else "loads", result_name, by=number)
+        return items
+
+    def _payload_bytes(self, key: bytes) -> int:
+        """Length of the chunk of this key; 0 when there can be none."""
+        if not GROUP_BYTES < len(key) <= GROUP_BYTES + MAX_HASH_BYTES:
+            return 0
+        size = self._sizes.get(key[-GROUP_BYTES:])
+        return self._learn_size(key[-GROUP_BYTES:]) if size is None else size
+
+    def _learn_size(self, group: bytes) -> int:
+        if len(self._sizes) >= _MAX_GROUPS:
+            return 0
         size = self._memory.payload_bytes(int.from_bytes(group, "big"))
-        self._sizes[group] = None if size is None or record_bytes(size) > self._work.slot_bytes else size
+        self._sizes[group] = 0 if size is None or record_bytes(size) > self._work.slot_bytes else size
         return self._sizes[group]
 
-    def _take_row(self, kind: Kind, row: int) -> bool:
-        """A row is loaded into by one open job alone; several may store from it. -1 stands for a load."""
-        users = self._rows_in_use.get(row, 0)
-        if users and (users < 0 or kind is Kind.LOAD):
-            return False
-        self._rows_in_use[row] = -1 if kind is Kind.LOAD else users + 1
-        return True
-
-    def _release_rows(self, job: Job) -> None:
-        for item in job.items:
-            if item.row < 0:
-                continue
-            users = self._rows_in_use.get(item.row, 0)
-            if users > 1:
-                self._rows_in_use[item.row] = users - 1
-            else:
-                self._rows_in_use.pop(item.row, None)
-
-    def _refuse_store(self) -> Outcome | None:
-        if not self._may_store:
-            return Outcome.SKIPPED
-        if self._closed or (self._writes.is_open and not self._writes.allows()):
-            return Outcome.FAILED
-        return None
-
-    def _finish(self, result: JobResult | None) -> None:
-        if result is not None:
-            self._finished.append(result)
-
     def _hear(self) -> None:
-        """Take in what the threads found out."""
-        table = self._table
+        """Take in what the threads found out, in order."""
         while self._news:
-            news = self._news.popleft()
-            if isinstance(news, Settled):
-                self._finish(news.item.job.settle(news.item, news.outcome, news.moved_bytes))
-            elif isinstance(news, Answered):
-                table.answer(news.probe, news.present)
-            elif news.namespace != self._namespace:
-                continue
-            elif isinstance(news, Stored):
-                table.stored(news.key)
-                if news.fresh:
-                    self._events.append(TierEvent((news.key,), removed=False))
-            else:
-                self._lose(news)
+            said = self._news.popleft()
+            if isinstance(said, Answered):
+                self._table.answer(said.probe, said.present)
+            elif said.namespace == self._namespace:
+                self._table.lost(said.key, bad=said.bad)
+                if self._wants_events and said.gone:
+                    self._events.append(TierEvent((said.key,), removed=True))
 
     def _count_lookups(self) -> None:
         table = self._table
@@ -391,11 +400,6 @@ class Tier:
         if table.timeouts:
             self.metrics.count("lookup_timeouts", by=table.timeouts)
         table.hits = table.misses = table.timeouts = 0
-
-    def _lose(self, news: Lost) -> None:
-        self._table.lost(news.key, bad=news.bad)
-        if news.gone:
-            self._events.append(TierEvent((news.key,), removed=True))
 
     def _watch(self, now: float) -> None:
         """End jobs whose deadline has passed, and find calls that are late."""
@@ -430,22 +434,25 @@ class Tier:
             self._add_thread()
 
     def _expire(self, job: Job) -> None:
-        if not job.open:
+        """The job's time is over: what has not ended has failed."""
+        rest = self._end(job, Outcome.FAILED)
+        if not rest:
             return
-        self._hear()
-        unfinished = [item for item in job.items if item.outcome is None]
-        result = job.expire()
-        if result is None:
-            return
-        for item in unfinished:
-            self.metrics.count("loads" if job.kind is Kind.LOAD else "stores", "timeout")
-            if job.kind is Kind.LOAD:
-                self._table.lost(item.key, bad=False)
+        self.metrics.count("loads" if job.kind is Kind.LOAD else "stores", "timeout", by=len(rest))
+        if job.kind is Kind.LOAD and job.namespace == self._namespace:
+            for key in rest:
+                self._table.lost(key, bad=False)
         self._work.forget(job)
-        self._finish(result)
+
+    def _end(self, job: Job, outcome: Outcome) -> list[bytes]:
+        """Close a job as it is. Returns the keys that had not ended."""
+        ended = job.settle_rest(outcome)
+        if ended is None:
+            return []
+        self._finished.append(ended[0])
+        return ended[1]
 
     def _end_jobs(self) -> None:
-        self._hear()
         for job in list(self._jobs.values()):
             self._expire(job)
 
@@ -497,7 +504,7 @@ class Tier:
         for probe in probes:
             self._news.append(Answered(probe, None))
         for item in items:
-            self._news.append(Settled(item, Outcome.FAILED))
+            self._pipeline.settle(item, Outcome.FAILED)
 
     def _close_backend(self) -> None:
         try:

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore_sdk.backend import Buffer, Region, Ticket
@@ -56,7 +56,17 @@ class WorkQueue:
     doubt until the backend has settled them.
     """
 
-    def __init__(self, *, slots: int, slot_bytes: int, threads: int, batch: int, probe_batch: int) -> None:
+    def __init__(
+        self, *, slots: int, slot_bytes: int, threads: int, batch: int, probe_batch: int, unfold: Callable[[Job, int], list[Item]]
+    ) -> None:
+        """Args:
+        slots: Staging slots.
+        slot_bytes: Length of a slot.
+        threads: How many threads call `next`.
+        batch: Most items in a batch.
+        probe_batch: Most probes in a batch.
+        unfold: Makes a job's items, called on a thread that takes work, given the job and the bytes of the stores that wait.
+        """
         self.region = Region(slots * slot_bytes, "kvstore-staging")
         self.slot_bytes = slot_bytes
         self._batch = batch
@@ -68,6 +78,8 @@ class WorkQueue:
         self._free = list(range(slots - 1, -1, -1))
         self._cv = threading.Condition()
         self._probes: deque[tuple[str, list[Probe]]] = deque()
+        self._unfold = unfold
+        self._jobs: deque[Job] = deque()
         self._queues: dict[Kind, deque[Item]] = {Kind.LOAD: deque(), Kind.STORE: deque()}
         self._later: list[tuple[float, int, Item]] = []
         self._order = itertools.count()
@@ -80,6 +92,8 @@ class WorkQueue:
         self._batches: dict[int, Batch] = {}
         self._stopped = False
         self.queued_store_bytes = 0
+        self.folded_store_chunks = 0
+        """Chunks of store jobs that no thread has looked at yet."""
 
     def buffer(self, slot: int, length: int) -> Buffer:
         return self.region.buffer(slot * self.slot_bytes, length)
@@ -91,17 +105,19 @@ class WorkQueue:
             self._probes.append((namespace, probes))
             self._cv.notify()
 
-    def put_items(self, kind: Kind, items: Sequence[Item]) -> None:
+    def put_job(self, job: Job) -> None:
+        """Queue a job as a whole: what it takes to unfold it is not paid by the engine's thread."""
         with self._cv:
-            self._queues[kind].extend(items)
-            if kind is Kind.STORE:
-                self.queued_store_bytes += sum(item.payload_bytes for item in items)
-            self._cv.notify(len(items))
+            self._jobs.append(job)
+            if job.kind is Kind.STORE:
+                self.folded_store_chunks += len(job.keys)
+            self._cv.notify()
 
     def cancel(self) -> list[Item]:
         """Drop what has not begun, probes too. Returns the items, which the caller has to settle."""
         with self._cv:
             self._probes.clear()
+            self._unfold_jobs()
             dropped = [item for queue in self._queues.values() for item in queue] + [item for _, _, item in self._later]
             for queue in self._queues.values():
                 queue.clear()
@@ -112,6 +128,10 @@ class WorkQueue:
     def forget(self, job: Job) -> None:
         """Drop what has not begun of a job that was closed, so that a queue which nobody serves does not grow."""
         with self._cv:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                if job.kind is Kind.STORE:
+                    self.folded_store_chunks -= len(job.keys)
             queue = self._queues[job.kind]
             kept = [item for item in queue if item.job is not job]
             if job.kind is Kind.STORE:
@@ -175,6 +195,7 @@ class WorkQueue:
         with self._cv:
             while not self._stopped:
                 now = time.monotonic()
+                self._unfold_jobs()
                 self._due(now)
                 batch = self._pick(now)
                 if batch is not None:
@@ -208,6 +229,18 @@ class WorkQueue:
                 self._doubts.extend(doubt for doubt in batch.doubts if doubt.slot not in over)
                 self._settle_at_s = time.monotonic() + _SETTLE_EVERY_S
             self._cv.notify_all()
+
+    def _unfold_jobs(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.kind is Kind.STORE:
+                self.folded_store_chunks -= len(job.keys)
+            items = self._unfold(job, self.queued_store_bytes)
+            self._queues[job.kind].extend(items)
+            if job.kind is Kind.STORE:
+                self.queued_store_bytes += sum(item.payload_bytes for item in items)
+            # Whoever unfolds takes one part; the others are woken for the rest.
+            self._cv.notify(min(len(items), self._threads) - 1 if items else 0)
 
     def _due(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:

@@ -1,0 +1,67 @@
+"""What a tier costs the engine's own thread, against vLLM's fs tier: `python benchmarks/calls.py --folder /mnt/disk`.
+
+For each call that vLLM's scheduler makes: how many chunks a second its thread gets through. Everything else happens on other threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from child import Child
+from harness import Cell, CellResult, machine_facts, report, run_cell, save
+
+HERE = Path(__file__).parent
+OPERATIONS = {
+    "lookup": "look-up of a known chunk",
+    "submit_store": "submit a store, a chunk",
+    "submit_load": "submit a load, a chunk",
+    "poll": "poll until stored, a chunk",
+    "idle_poll": "poll with nothing to report, a call",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    args = parser.parse_args()
+
+    folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=args.folder))
+    children = {side: Child(HERE / "calls_child.py", side, str(folder / side)) for side in ("ours", "vllm")}
+    numbers = itertools.count()
+    rng = random.Random(args.seed)
+    results: list[CellResult] = []
+
+    def ask(side: str, op: str) -> Callable[[], float]:
+        return lambda: float(children[side].ask({"op": op, "round": next(numbers)}, calls=64)["rate"])
+
+    try:
+        for op, name in OPERATIONS.items():
+            results.append(run_cell(Cell(name, ask("ours", op), ask("vllm", op)), args.rounds, rng))
+    finally:
+        for child in children.values():
+            child.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    import vllm
+
+    facts = machine_facts() | {"vllm": vllm.__version__, "rounds": str(args.rounds)}
+    title = "Time on the calling thread against vLLM's fs tier"
+    text = report(title, "1/s", results, facts)
+    print(text)
+    if args.json:
+        save(args.json, title, "1/s", results, facts)
+    if args.markdown:
+        args.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
