@@ -1,0 +1,48 @@
+"""What the tests of the adapter share. They run engines in their own process: 1 to 3 s each, where a process of its own takes 30."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The scripts that tests start as processes import the same helpers from their own folder.
+sys.path.insert(0, str(Path(__file__).parent))
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    # Without it vLLM binds this process, and every thread that a later test starts, to some of the cores.
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+from vllm_engines import Engine
+from vllm_models import ModelShop
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelShop:
+    """Builds tiny models of random weights, each once."""
+    return ModelShop(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Engine]]:
+    """Starts engines, and stops those that the test left running."""
+    running: list[Engine] = []
+
+    def begin(*arguments: Any, **options: Any) -> Engine:
+        engine = Engine(*arguments, **options)
+        running.append(engine)
+        return engine
+
+    yield begin
+    for engine in running:
+        engine.stop()

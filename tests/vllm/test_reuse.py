@@ -1,0 +1,103 @@
+"""What one engine stored, another one reuses, and answers as if it had computed it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vllm_engines import Engine, reusable
+from vllm_models import ModelShop, prompts
+from vllm_records import header_of, is_good, record_paths, replace_payload
+
+from kvstore_sdk.vllm.worker import ScrubbedWorker
+
+PROMPT_TOKENS = 405
+MARKER = bytes(random.Random(5).randrange(1, 256) for _ in range(32))
+
+
+def entry(folder: Path) -> dict[str, object]:
+    return {"type": "kvstore", "module_path": "kvstore_sdk.vllm", "backend": "fs", "location": str(folder)}
+
+
+@pytest.fixture
+def marked_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Fills each row with a marker just before something is stored in it; lists the rows."""
+    rows: list[int] = []
+    store = ScrubbedWorker.submit_store
+
+    def mark_and_store(self: ScrubbedWorker, job_id: int, src_spec: object, dst_spec: object) -> bool:
+        region = self._inner._region
+        view = region._base.numpy().view(np.uint8).reshape(-1, region._row_stride)
+        for row in dst_spec.block_ids:
+            view[row] = np.resize(np.frombuffer(MARKER, np.uint8), view.shape[1])
+            rows.append(int(row))
+        return store(self, job_id, src_spec, dst_spec)
+
+    monkeypatch.setattr(ScrubbedWorker, "submit_store", mark_and_store)
+    return rows
+
+
+def marker_is_in(data: bytes) -> bool:
+    """Whether any 16 bytes of the marker are there, wherever they start in it."""
+    around = MARKER + MARKER
+    return any(around[at : at + 16] in data for at in range(len(MARKER)))
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "deepseek", "gemma"])
+def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
+    name: str, blocks_per_chunk: int, models: ModelShop, start: Callable[..., Engine], tmp_path: Path, marked_rows: list[int]
+) -> None:
+    """HMA-01. Tokens and log-probabilities are equal, bit for bit; and they differ when one record holds something else.
+
+    What is compared with is the first engine's own second answer, for which vLLM took the KV from its own memory. vLLM's CPU kernel for MLA
+    answers a prompt with a known beginning slightly differently from one that it computes as a whole, so for that model the first answers
+    prove nothing; for the others both must be equal.
+    """
+    model = models(name)
+    folder = tmp_path / "kv"
+    asked = prompts(2, PROMPT_TOKENS)
+
+    first = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
+    chunk_tokens = first.block_tokens * blocks_per_chunk
+    expected_reuse = reusable(PROMPT_TOKENS, chunk_tokens)
+    computed = first.ask(asked)
+    first.settle()
+    again = first.ask(asked)
+    first.stop()
+
+    assert [answer.reused for answer in computed] == [0, 0]
+    assert [answer.reused for answer in again] == [expected_reuse] * 2
+    assert computed[0].differs(computed[1]) == float("inf"), "a model that answers everything alike proves nothing"
+    if name != "deepseek":
+        assert [mine.differs(theirs) for mine, theirs in zip(computed, again, strict=True)] == [0.0, 0.0]
+
+    records = record_paths(folder)
+    assert len({key.group for key in records}) == model.groups
+    assert all(is_good(key, path) for key, path in records.items())
+    assert marked_rows
+    assert not any(marker_is_in(path.read_bytes()) for path in records.values())
+    if name == "gemma":
+        # The group with one layer where the others have two.
+        assert len({header_of(path).payload_bytes for path in records.values()}) == 2
+
+    second = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
+    reused = second.ask(asked)
+    assert second.metrics.total("loads", "loaded") > 0
+    second.stop()
+    assert [answer.reused / expected_reuse for answer in reused] == [1.0, 1.0]
+    assert [mine.differs(theirs) for mine, theirs in zip(reused, again, strict=True)] == [0.0, 0.0]
+
+    # The control: a wrong record that passes for a good one must show, or equal answers would prove nothing.
+    wrong = random.Random(3).randbytes
+    for key, path in records.items():
+        replace_payload(key, path, wrong(header_of(path).payload_bytes))
+        break
+    third = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
+    spoiled = third.ask(asked)
+    third.stop()
+    assert [answer.reused for answer in spoiled] == [expected_reuse] * 2
+    assert any(mine.differs(theirs) > 0.0 for mine, theirs in zip(spoiled, again, strict=True))
