@@ -136,8 +136,8 @@ def job_rows(job: Any) -> tuple[list[bytes], list[int]]:
     ids = getattr(job, "chunk_ids", None)
     if ids is None:
         ids = job.block_ids
-    keys = [bytes(key) for key in job.keys]
-    rows = [int(row) for row in ids]
+    keys = list(job.keys)
+    rows = ids.tolist()
     if len(keys) != len(rows):
         raise ValueError(f"job {job.job_id} has {len(keys)} keys and {len(rows)} rows")
     return keys, rows

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 10.0
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_ANSWERS = {Lookup.HIT: compat.HIT, Lookup.MISS: compat.MISS, Lookup.PENDING: compat.RETRY}
+_HIT, _MISS = Lookup.HIT, Lookup.MISS
 
 
 def _never_raises(default: Callable[[], Any]) -> Callable[[_Method], _Method]:
@@ -75,6 +75,8 @@ class KVStoreTier(SecondaryTierManager):
         self._open: dict[int, bool] = {}
         self._complaints: dict[str, float] = {}
         self._chunk_tokens = {group: tokens * self._known.blocks_per_chunk for group, tokens, _ in self._known.groups}
+        # Where a hash covers a whole chunk no key can end inside one, and nobody has to look.
+        self._has_partial_tails = compat.HAS_KEY_POSITIONS and set(self._chunk_tokens.values()) != {self._known.hash_tokens}
         _refuse_unsupported(where, self._known)
         read = getattr(offloading_spec, "kvstore_geometry", None)
         records: list[RankGeometry] = read() if read is not None else []
@@ -107,6 +109,7 @@ class KVStoreTier(SecondaryTierManager):
                     settings=options.settings,
                     name=self._label,
                     may_store=options.adapter.may_store,
+                    events=self._known.events,
                 )
             except BaseException:
                 backend.close()
@@ -128,12 +131,19 @@ class KVStoreTier(SecondaryTierManager):
             self._confirm_hash(self._hash_unconfirmed)
         return compat.request_context()
 
-    @_never_raises(lambda: compat.MISS)
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """From memory; RETRY while the backend is asked, for `lookup_timeout_s` at most."""
-        if self._tier is None or self._is_inside_a_chunk(key, req_context):
+        # Guarded here and not by the decorator: the engine calls this for every chunk of every request that waits.
+        try:
+            if self._tier is None or (self._has_partial_tails and self._is_inside_a_chunk(key, req_context)):
+                return compat.MISS
+            answer = self._tier.lookup(req_context.req_id, key)
+            if answer is _HIT:
+                return compat.HIT
+            return compat.MISS if answer is _MISS else compat.RETRY
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain("lookup")
             return compat.MISS
-        return _ANSWERS[self._tier.lookup(req_context.req_id, bytes(key))]
 
     @_never_raises(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
@@ -167,7 +177,9 @@ class KVStoreTier(SecondaryTierManager):
         method = "submit_load" if load else "submit_store"
         try:
             keys, rows = compat.job_rows(job)
-            whole = [(key, row) for key, row in zip(keys, rows, strict=True) if load or not self._is_inside_a_chunk(key, job.req_context)]
+            if self._has_partial_tails and not load:
+                whole = [place for place, key in enumerate(keys) if not self._is_inside_a_chunk(key, job.req_context)]
+                keys, rows = [keys[place] for place in whole], [rows[place] for place in whole]
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain(method)
             self._fail(job_id)
@@ -178,7 +190,7 @@ class KVStoreTier(SecondaryTierManager):
             return
         try:
             submit = self._tier.submit_load if load else self._tier.submit_store
-            submit(job_id, [key for key, _ in whole], [row for _, row in whole])
+            submit(job_id, keys, rows)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain(method)
             # Cannot happen; if it does, nobody knows whether the job was queued.
@@ -187,14 +199,19 @@ class KVStoreTier(SecondaryTierManager):
     def _fail(self, job_id: int) -> None:
         self._report(JobResult(job_id, (), (b"",), (), 0, 0.0))
 
-    @_never_raises(tuple)
     def get_finished_jobs(self) -> Iterable[Any]:
         """Results since the last call; each submitted job once, and nothing else."""
-        if self._tier is not None:
-            for result in self._tier.poll():
-                self._report(result)
-        results, self._results = tuple(self._results), deque()
-        return results
+        try:
+            if self._tier is not None:
+                for result in self._tier.poll():
+                    self._report(result)
+            if not self._results:
+                return ()
+            results, self._results = tuple(self._results), deque()
+            return results
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain("get_finished_jobs")
+            return ()
 
     def _report(self, result: JobResult) -> None:
         load = self._open.pop(result.job_id, None)
@@ -220,11 +237,9 @@ class KVStoreTier(SecondaryTierManager):
     @_never_raises(tuple)
     def take_events(self) -> Iterable[Any]:
         """Chunks that this tier stored, or found to be gone, where KV events are switched on."""
-        if self._tier is None:
+        if self._tier is None or not self._known.events:
             return ()
         events = self._tier.take_events()
-        if not self._known.events:
-            return ()
         owner, where = self.tier_type, self.locality
         return tuple(compat.offloading_event(event.keys, removed=event.removed, where=where, owner=owner) for event in events)
 
