@@ -1,23 +1,6 @@
 """All that a storage vendor needs: the Backend protocol, its types, and its errors."""
 
 from kvstore_sdk.backend.deadline import Deadline
-from kvstore_sdk.errors import (
-    Advice,
-    BackendError,
-    BreachError,
-    ClosedError,
-    ConfigError,
-    DeniedError,
-    InvalidError,
-    KVStoreError,
-    NoSpaceError,
-    ReadOnlyError,
-    ThrottledError,
-    TimedOutError,
-    UnavailableError,
-    UnsupportedError,
-    error_from_os,
-)
 from kvstore_sdk.backend.options import Bounds, OptionInfo, parse_options, redact
 from kvstore_sdk.backend.protocol import (
     Backend,
@@ -47,6 +30,23 @@ from kvstore_sdk.backend.results import (
     PutStatus,
     Ticket,
     Usage,
+)
+from kvstore_sdk.errors import (
+    Advice,
+    BackendError,
+    BreachError,
+    ClosedError,
+    ConfigError,
+    DeniedError,
+    InvalidError,
+    KVStoreError,
+    NoSpaceError,
+    ReadOnlyError,
+    ThrottledError,
+    TimedOutError,
+    UnavailableError,
+    UnsupportedError,
+    error_from_os,
 )
 
 __all__ = [

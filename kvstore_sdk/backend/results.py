@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvstore_sdk.errors import BackendError
 from kvstore_sdk.backend.region import Buffer
+from kvstore_sdk.errors import BackendError
 
 __all__ = [
     "DeleteStatus",
