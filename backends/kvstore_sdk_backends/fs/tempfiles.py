@@ -4,9 +4,9 @@ Every backend that is open for writing is a *writer*. Its temporary files have a
 a file that the writer keeps locked::
 
     .kvstore/tmp/<kernel>-<mount>-<random>.lock
-    .kvstore/tmp/<kernel>-<mount>-<random>/<0 to f>/<number>
+    .kvstore/tmp/<kernel>-<mount>-<random>/<0 to 7>/<number>
 
-The sixteen subfolders are for filesystems that place a file near its folder (ext4, XFS): one folder for all would put every
+The eight subfolders are for filesystems that place a file near its folder (ext4, XFS): one folder for all would put every
 record into one corner of the volume, and every thread of this process behind one lock.
 
 A sweep removes what is provably of no use to a living writer, by one of two proofs:
@@ -45,7 +45,7 @@ STALE_S = 2 * LONGEST_PUT_S
 
 _NO_LOCK = "nolock"
 _WRITER = re.compile(r"([0-9a-f]{32}|nolock)-[0-9a-f]+-[0-9a-f]{16}")
-_SPREAD = 16
+_SPREAD = 8
 _MAX_HELD = 8
 
 
@@ -77,7 +77,7 @@ class Writer:
             name, fd = _take_name(self._root)
             folder = f"{self._root}/{name}"
             try:
-                for path in (folder, *(f"{folder}/{number:x}" for number in range(_SPREAD))):
+                for path in (folder, *(f"{folder}/{number}" for number in range(_SPREAD))):
                     os.mkdir(path)
             except BaseException:
                 _remove(self._root, name, None, Deadline.after(1.0))
@@ -99,7 +99,7 @@ class Writer:
         if not self._folder:
             raise FileNotFoundError(errno.ENOENT, "there is no folder of temporary files")
         number = next(self._numbers)
-        return f"{self._folder}/{number % _SPREAD:x}/{number}"
+        return f"{self._folder}/{number % _SPREAD}/{number}"
 
     def end(self) -> None:
         """Remove folder and lock, with what is left in them. Idempotent, never raises: a sweep does what this could not."""
@@ -126,8 +126,11 @@ def sweep(temp_root: str, deadline: Deadline) -> int:
     Raises:
         OSError: the folder of temporary files cannot be read.
     """
-    # The filesystem's clock, not this host's: touch something and look.
-    os.utime(temp_root)
+    try:
+        # The filesystem's clock, not this host's: touch something and look.
+        os.utime(temp_root)
+    except FileNotFoundError:
+        return 0
     facts = os.stat(temp_root)
     kernel = _kernel()
     here = f"{kernel}-{facts.st_dev:x}-"
