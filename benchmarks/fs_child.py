@@ -7,9 +7,9 @@ chunks: a get reads what the put with that tag stored. Creating the payload, cho
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-import shutil
 import sys
 import threading
 import time
@@ -39,7 +39,7 @@ class Ours:
 
         stride = record_bytes(size)
         fit = self._region.size_bytes // stride
-        keys = [ChunkKey("ab" * 16, tag.encode().ljust(28, b"\0") + i.to_bytes(4, "big"), 0) for i in range(chunks)]
+        keys = [ChunkKey("ab" * 16, hashlib.sha256(f"{tag} {i}".encode()).digest(), 0) for i in range(chunks)]
         found = [(key, self._region.buffer((i % fit) * stride, stride)) for i, key in enumerate(keys)]
         return [found[i : i + BATCH] for i in range(0, chunks, BATCH)]
 
@@ -73,9 +73,9 @@ class Vllm:
 
     def prepare(self, tag: str, size: int, chunks: int) -> list[list[Any]]:
         fit = REGION_BYTES // size
-        names = [f"{tag.encode().ljust(28, bytes(1)).hex()}{i:08x}" for i in range(chunks)]
+        names = [hashlib.sha256(f"{tag} {i}".encode()).hexdigest() for i in range(chunks)]
         # The layout of vLLM's FileMapper: three hex digits, two hex digits and the group, the hash.
-        found = [(str(self._folder / f"{name[-3:]}/{name[-5:-3]}_g0/{name}.bin"), (i % fit) * size) for i, name in enumerate(names)]
+        found = [(str(self._folder / f"{name[:3]}/{name[3:5]}_g0/{name}.bin"), (i % fit) * size) for i, name in enumerate(names)]
         return [found[i : i + BATCH] for i in range(0, chunks, BATCH)]
 
     def put(self, size: int, batch: list[Any]) -> None:
@@ -125,9 +125,11 @@ def main() -> None:
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         size, chunks = question["chunk_bytes"], question["chunks"]
         if question["op"] == "clear":
-            for child in folder.iterdir():
-                if child.is_dir() and child.name != "tmp":
-                    shutil.rmtree(child)
+            # Files only: both sides find their folders made, as in a store that has been in use for a while.
+            for parent, folders, files in os.walk(folder):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for name in files:
+                    os.unlink(os.path.join(parent, name))
             return {}
         work = store.put if question["op"] == "put" else store.get
         batches = store.prepare(question["tag"], size, chunks)
