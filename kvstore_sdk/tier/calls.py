@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from kvstore_sdk import errors
 from kvstore_sdk.backend import (
     Backend,
     BackendError,
     BreachError,
+    ClosedError,
     Deadline,
     DeleteStatus,
     Failure,
@@ -32,12 +35,14 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk.tier.metrics import TierMetrics
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "text_of"]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _LOG_AGAIN_S = 30.0
+_MAX_KINDS = 256
+"""Kinds of failures that are told apart in the log. Vendor code can make up types without end."""
 
 
 class Calls:
@@ -54,18 +59,17 @@ class Calls:
         self.capabilities = backend.capabilities
         self._metrics = metrics
         self._label = label
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._log_lock = threading.Lock()
 
     def exists(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
         def right(answer: Any) -> bool:
-            return answer is True or answer is False or (isinstance(answer, Failure) and isinstance(answer.error, BackendError))
+            return answer is True or answer is False or _is_failure(answer)
 
-        answers: list[bool | Failure] = self._call("exists", names, right, Failure, lambda: self.backend.exists(names, deadline))
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, Failure):
-                self._failed("exists", name, answer.error)
-        return answers
+        def error_of(name: str, answer: bool | Failure) -> BackendError | None:
+            return answer.error if isinstance(answer, Failure) else None
+
+        return self._call("exists", names, lambda: self.backend.exists(list(names), deadline), right, Failure, error_of)
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
         if self.capabilities.read_only:
@@ -75,33 +79,37 @@ class Calls:
         def right(answer: Any) -> bool:
             if not isinstance(answer, PutResult) or not isinstance(answer.status, PutStatus):
                 return False
-            if answer.status is PutStatus.FAILED and not isinstance(answer.error, BackendError):
-                return False
-            return answer.status is not PutStatus.IN_DOUBT or self._may_doubt(answer.ticket)
+            return self._is_whole(answer, answer.status is PutStatus.FAILED, answer.status is PutStatus.IN_DOUBT)
+
+        def error_of(name: str, answer: PutResult) -> BackendError | None:
+            if answer.status in (PutStatus.STORED, PutStatus.EXISTS):
+                return None
+            return answer.error or _error_of(answer.status.value, f"{self._label} put {name}")
 
         # An exception leaves open what was stored: UNKNOWN, and repeating is safe.
-        names = [put.name for put in puts]
-        answers = self._call(
-            "put", names, right, lambda error: PutResult(PutStatus.UNKNOWN, error), lambda: self.backend.put(puts, deadline)
+        return self._call(
+            "put",
+            [put.name for put in puts],
+            lambda: self.backend.put(list(puts), deadline),
+            right,
+            lambda error: PutResult(PutStatus.UNKNOWN, error),
+            error_of,
         )
-        for put, answer in zip(puts, answers, strict=True):
-            if answer.status not in (PutStatus.STORED, PutStatus.EXISTS):
-                self._failed("put", put.name, answer.error or _error_of(answer.status.value, f"{self._label} put {put.name}"))
-        return answers
 
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         def right(answer: Any) -> bool:
             if not isinstance(answer, GetResult) or not isinstance(answer.status, GetStatus):
                 return False
-            if answer.status is GetStatus.FAILED and not isinstance(answer.error, BackendError):
-                return False
-            return answer.status is not GetStatus.IN_DOUBT or self._may_doubt(answer.ticket)
+            return self._is_whole(answer, answer.status is GetStatus.FAILED, answer.status is GetStatus.IN_DOUBT)
 
-        answers = self._call("get", [get.name for get in gets], right, GetResult.failed, lambda: self.backend.get(gets, deadline))
-        for get, answer in zip(gets, answers, strict=True):
-            if answer.status not in (GetStatus.FOUND, GetStatus.MISSING, GetStatus.WRONG_SIZE):
-                self._failed("get", get.name, answer.error or _error_of(answer.status.value, f"{self._label} get {get.name}"))
-        return answers
+        def error_of(name: str, answer: GetResult) -> BackendError | None:
+            if answer.status in (GetStatus.FOUND, GetStatus.MISSING, GetStatus.WRONG_SIZE):
+                return None
+            return answer.error or _error_of(answer.status.value, f"{self._label} get {name}")
+
+        return self._call(
+            "get", [get.name for get in gets], lambda: self.backend.get(list(gets), deadline), right, GetResult.failed, error_of
+        )
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
         backend = self.backend
@@ -109,9 +117,12 @@ class Calls:
             return [Failure(UnsupportedError(f"{self._label} delete: the backend does not offer it")) for _ in names]
 
         def right(answer: Any) -> bool:
-            return isinstance(answer, DeleteStatus) or (isinstance(answer, Failure) and isinstance(answer.error, BackendError))
+            return isinstance(answer, DeleteStatus) or _is_failure(answer)
 
-        return self._call("delete", names, right, Failure, lambda: backend.delete(names, deadline))
+        def error_of(name: str, answer: DeleteStatus | Failure) -> BackendError | None:
+            return answer.error if isinstance(answer, Failure) else None
+
+        return self._call("delete", names, lambda: backend.delete(list(names), deadline), right, Failure, error_of)
 
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
         """Which operations are over. What cannot be asked counts as not over."""
@@ -121,10 +132,17 @@ class Calls:
         return self._call(
             "settle",
             ["" for _ in tickets],
+            lambda: backend.settle(list(tickets), deadline),
             lambda answer: answer is True or answer is False,
             lambda error: False,
-            lambda: backend.settle(tickets, deadline),
+            lambda name, answer: None,
         )
+
+    def _is_whole(self, answer: PutResult | GetResult, failed: bool, in_doubt: bool) -> bool:
+        """Whether a result has what goes with its status, and nothing of a wrong type."""
+        if answer.error is None:
+            return not failed and (not in_doubt or self._may_doubt(answer.ticket))
+        return isinstance(answer.error, BackendError) and (not in_doubt or self._may_doubt(answer.ticket))
 
     def _may_doubt(self, ticket: Ticket | None) -> bool:
         return ticket is not None and self.capabilities.in_doubt and isinstance(self.backend, SupportsSettle)
@@ -133,65 +151,93 @@ class Calls:
         self,
         operation: str,
         names: Sequence[str],
+        call: Callable[[], Any],
         right: Callable[[Any], bool],
         fail: Callable[[BackendError], R],
-        call: Callable[[], Any],
+        error_of: Callable[[str, R], BackendError | None],
     ) -> list[R]:
+        """Call, and count and log what failed. The backend gets lists of its own: it may keep or change them."""
         started_s = time.monotonic()
         doing = f"{self._label} {operation}"
+        failure: BackendError | None = None
+        answers: list[R] = []
         try:
-            answers = call()
+            returned = call()
+            # Looked at within the `try`, and copied first: it may be of a class of the vendor's, and may change while we look.
+            listed = isinstance(returned, (list, tuple))
+            answers = list(returned) if listed else []
+            if not listed or len(answers) != len(names) or not all(map(right, answers)):
+                what = f"a list of {len(answers)}" if listed else f"an answer of type {type(returned).__name__}"
+                self._metrics.count("breaches", operation)
+                failure = BreachError(f"{doing}: {what} for {len(names)} items is not what the contract allows")
         except BackendError as error:
-            failure: BackendError = error
+            failure = error
         except OSError as error:
-            failure = error_from_os(doing, error)
+            failure = _from_os(doing, error)
         except BaseException as error:  # noqa: BLE001  # vendor code may raise anything; the engine survives it
-            failure = UnavailableError(f"{doing}: raised {type(error).__name__}: {_text(error)}")
+            failure = UnavailableError(f"{doing}: raised {type(error).__name__}: {text_of(error)}")
             failure.__cause__ = error
-        else:
-            if isinstance(answers, (list, tuple)) and len(answers) == len(names) and all(map(right, answers)):
-                return list(answers)
-            self._metrics.count("breaches", operation)
-            failure = BreachError(f"{doing}: {_describe(answers)} for {len(names)} items is not what the contract allows")
-        finally:
-            elapsed_s = time.monotonic() - started_s
-            self._metrics.observe("call_seconds", elapsed_s, operation)
-        self._log(operation, names[0] if names else "", failure, elapsed_s)
-        return [fail(failure) for _ in names]
+        elapsed_s = time.monotonic() - started_s
+        self._metrics.observe("call_seconds", elapsed_s, operation)
+        if failure is not None:
+            for name in names:
+                self._failed(operation, name, failure, elapsed_s)
+            return [fail(failure) for _ in names]
+        for name, answer in zip(names, answers, strict=True):
+            if (its_error := error_of(name, answer)) is not None:
+                self._failed(operation, name, its_error, elapsed_s)
+        return answers
 
-    def _failed(self, operation: str, name: str, error: BackendError) -> None:
-        self._metrics.count("call_failures", operation, type(error).__name__)
-        self._log(operation, name, error, None)
-
-    def _log(self, operation: str, name: str, error: BackendError, elapsed_s: float | None) -> None:
-        kind = (operation, type(error).__name__)
+    def _failed(self, operation: str, name: str, error: BackendError, elapsed_s: float) -> None:
+        kind = _kind(error)
+        self._metrics.count("call_failures", operation, kind)
+        cause = error.__cause__
+        key = (operation, type(error).__name__, type(cause).__name__ if cause is not None else "")
         now = time.monotonic()
         with self._log_lock:
-            last_s, held_back = self._logged.get(kind, (-_LOG_AGAIN_S, 0))
+            if key not in self._logged and len(self._logged) >= _MAX_KINDS:
+                key = (operation, "", "")
+            last_s, held_back = self._logged.get(key, (-math.inf, 0))
             if now - last_s < _LOG_AGAIN_S:
-                self._logged[kind] = (last_s, held_back + 1)
+                self._logged[key] = (last_s, held_back + 1)
                 return
-            self._logged[kind] = (now, 0)
-        took = "" if elapsed_s is None else f" after {elapsed_s * 1000:.1f} ms"
+            self._logged[key] = (now, 0)
         more = f" ({held_back} more like it since)" if held_back else ""
         logger.warning(
-            "%s: %s of %s failed%s: %s: %s; it counts as a miss, advice: %s%s",
-            self._label, operation, name[:64] or "its tickets", took, kind[1], _text(error), error.advice.value, more,
+            "%s: %s of %s failed after %.1f ms: %s: %s; advice: %s%s",
+            self._label, operation, name[:64] or "its tickets", elapsed_s * 1000, kind, text_of(error), _ADVICE[kind], more,
         )  # fmt: skip
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """The first line of what an error says; vendor code may raise one that cannot say it."""
     try:
         return (str(error).splitlines() or [""])[0][:300]
-    except Exception:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001  # whatever it is, it is raised while another error is being told
         return "(its text cannot be had)"
 
 
-def _describe(answers: object) -> str:
-    return f"a list of {len(answers)}" if isinstance(answers, (list, tuple)) else f"an answer of type {type(answers).__name__}"
+_ADVICE = {name: kind.advice.value for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BackendError)}
+
+
+def _kind(error: BackendError) -> str:
+    """The nearest class of the SDK's own: labels of metrics must be few."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+def _from_os(doing: str, error: OSError) -> BackendError:
+    try:
+        failure = error_from_os(doing, error)
+    except BaseException:  # noqa: BLE001  # a class of the vendor's that cannot say what it is
+        failure = UnavailableError(f"{doing}: raised {type(error).__name__}")
+    failure.__cause__ = error
+    return failure
+
+
+def _is_failure(answer: Any) -> bool:
+    return isinstance(answer, Failure) and isinstance(answer.error, BackendError)
 
 
 def _error_of(status: str, doing: str) -> BackendError:
-    kind = TimedOutError if status == "timed_out" else UnavailableError
+    kind = TimedOutError if status == "timed_out" else ClosedError if status == "closed" else UnavailableError
     return kind(f"{doing}: {status}")

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from kvstore_sdk.tier.types import JobResult
 
-__all__ = ["Item", "Job", "Kind", "Outcome"]
+__all__ = ["Ending", "Item", "Job", "Kind", "Outcome"]
 
 
 class Kind(Enum):
@@ -26,62 +27,83 @@ class Outcome(Enum):
 
 
 class Item:
-    """One key of a job that goes through a backend: place in the job, key, row, and how it is done."""
+    """One key of a job that a backend is needed for.
 
-    __slots__ = ("attempts", "job", "key", "payload_bytes", "place", "replace", "row")
+    Attributes:
+        place: Of the key in its job.
+        row: Of the engine's memory.
+        replace: The record that is there is no good.
+        trial: It was let through an open breaker, to find out whether the store works again.
+        attempts: Calls that it was in before, and failed.
+    """
 
-    def __init__(self, job: Job, place: int, payload_bytes: int, *, replace: bool = False) -> None:
+    __slots__ = ("attempts", "job", "key", "payload_bytes", "place", "replace", "row", "trial")
+
+    def __init__(self, job: Job, place: int, payload_bytes: int, *, replace: bool = False, trial: bool = False) -> None:
         self.job = job
         self.place = place
         self.key = job.keys[place]
         self.row = job.rows[place]
         self.payload_bytes = payload_bytes
         self.replace = replace
+        self.trial = trial
         self.attempts = 0
+
+    def ended(self, outcome: Outcome, result: str, moved_bytes: int = 0) -> Ending:
+        return Ending(self.job, self.place, outcome, result, moved_bytes)
 
 
 class Job:
-    """What the engine submitted. Open until its result is made, which happens once.
+    """What the engine submitted. Open until its result is made, which happens once. Thread-safe.
 
     While it is open, and only then, the engine's rows may be touched: whoever copies holds `lock` and looks at `open` first; whoever
     closes the job holds it too.
+
+    Attributes:
+        refused: Places of keys whose rows it may not use.
+        held: The rows that it keeps others out of.
     """
 
     def __init__(self, job_id: int, kind: Kind, namespace: str, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         self.job_id = job_id
         self.kind = kind
         self.namespace = namespace
-        self.keys = keys
-        self.rows = rows
+        # Copied: the engine may go on with its lists.
+        self.keys = tuple(keys)
+        self.rows = tuple(rows)
         self.refused: Collection[int] = ()
-        """Places of keys whose row another open job uses."""
+        self.held: tuple[int, ...] = ()
         self.submitted_s = time.monotonic()
         self.deadline_s = self.submitted_s
         self.lock = threading.Lock()
         self.open = True
-        self.fresh: list[bytes] = []
-        """Keys that went to the backend through this job, as far as it was open."""
-        self._outcomes: list[Outcome | None] = [None] * len(keys)
-        self._left = len(keys)
+        self._outcomes: list[Outcome | None] = [None] * len(self.keys)
+        self._left = len(self.keys)
         self._moved_bytes = 0
 
-    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> JobResult | None:
-        """Record how a key ended. Returns the job's result when that was the last one; ignored once the job is closed."""
+    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> tuple[bool, JobResult | None]:
+        """Record how a key ended.
+
+        Returns:
+            Whether it counts, which it does not when the key or the job had ended before; and the job's result, if that was the last one.
+        """
         with self.lock:
             if not self.open or self._outcomes[place] is not None:
-                return None
+                return False, None
             self._outcomes[place] = outcome
             self._moved_bytes += moved_bytes
-            if moved_bytes:
-                self.fresh.append(self.keys[place])
             self._left -= 1
-            return None if self._left else self._close()
+            return True, None if self._left else self._close()
 
-    def settle_rest(self, outcome: Outcome) -> tuple[JobResult, list[bytes]] | None:
-        """Close the job: what is not settled ends like this. Returns the result and those keys; None when it is closed already."""
+    def end(self, outcome: Outcome) -> tuple[JobResult | None, list[bytes]]:
+        """Close the job: what is not settled ends like this.
+
+        Returns:
+            The result, None when the job was closed before; and the keys that were not settled.
+        """
         with self.lock:
             if not self.open:
-                return None
+                return None, []
             rest = [key for key, found in zip(self.keys, self._outcomes, strict=True) if found is None]
             self._outcomes = [found or outcome for found in self._outcomes]
             return self._close(), rest
@@ -93,3 +115,13 @@ class Job:
 
     def _ended_as(self, outcome: Outcome) -> tuple[bytes, ...]:
         return tuple(key for key, found in zip(self.keys, self._outcomes, strict=True) if found is outcome)
+
+
+class Ending(NamedTuple):
+    """How one key of a job ended. `result` is the label under which its chunk is counted."""
+
+    job: Job
+    place: int
+    outcome: Outcome
+    result: str
+    moved_bytes: int = 0

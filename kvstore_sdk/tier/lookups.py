@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from kvstore_sdk.tier.breaker import Breaker
 from kvstore_sdk.tier.types import Lookup
 
 __all__ = ["LookupTable", "Probe"]
@@ -18,15 +17,22 @@ _HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
 
 
 class Probe:
-    """One key that the backend is asked about, and the requests that wait for the answer."""
+    """One key that the backend is asked about, and the requests that wait for the answer.
 
-    __slots__ = ("asked_s", "key", "overruled", "waiting")
+    Attributes:
+        over: Nobody waits any more: it need not be asked. Set by the engine's thread, read by others.
+        trial: It is to find out whether the store works again.
+        overruled: Whether the key is there, when that became known otherwise after the question: it stands, whatever a late answer says.
+    """
+
+    __slots__ = ("asked_s", "key", "over", "overruled", "trial", "waiting")
 
     def __init__(self, key: bytes, asked_s: float) -> None:
         self.key = key
         self.asked_s = asked_s
+        self.over = False
+        self.trial = False
         self.overruled: bool | None = None
-        """Whether the key is there, when that became known otherwise after the question: it stands, whatever the late answer says."""
         self.waiting: set[str] = set()
 
 
@@ -36,9 +42,9 @@ class LookupTable:
     - A MISS holds for the request that asked; a HIT for `ttl_s`, or until the key is `lost`.
     - A request is told HIT at most `max_hits` times for one key, then MISS: a prefix larger than the host tier, or a load that always
       fails, ends in a recomputation, never in a request that waits for ever.
-    - Every probe is answered or becomes a MISS `timeout_s` after its key was first asked for.
+    - Every probe is answered or becomes a MISS `timeout_s` after its key was first asked for, at the next `expire`, or when a request that
+      waits for it looks it up.
     - An answer to a question that was asked before newer news of the key does not overwrite them.
-    - While `breaker` is open everything is a MISS, except its trials, which reach the backend whatever is remembered.
 
     The way of a known key is kept short: it is on the engine's own thread, for every chunk of every request that waits.
     """
@@ -50,151 +56,214 @@ class LookupTable:
         ttl_s: float,
         max_keys: int,
         max_hits: int,
-        breaker: Breaker,
+        is_key: Callable[[bytes], bool] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_key` says whether a chunk can have this key; what cannot is a MISS."""
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
         self._max_keys = max_keys
         self._max_hits = max_hits
-        self._breaker = breaker
+        self._is_key = is_key
         self._clock = clock
-        self._now_s = clock()
-        # Present, until when that is believed. Oldest first.
+        self.now_s = clock()
+        """Set by the owner at least once a step: what is known ages by it, so that a look-up need not look at the clock."""
+        # Present, until when that is believed. In the order in which they were first learned.
         self._present: dict[bytes, float] = {}
         # The record is there and no good: a MISS until it is replaced.
         self._bad: dict[bytes, None] = {}
+        # Found gone, so that it is found once.
+        self._gone: dict[bytes, None] = {}
+        # In the order in which they were asked for.
         self._probes: dict[bytes, Probe] = {}
         self._unsent: dict[str, list[Probe]] = {}
         # What each request was told: how often it may still hear HIT for a key. 0 is MISS, and a key that is not in it was not answered.
         self._told: dict[str, dict[bytes, int]] = {}
+        self._closed = False
         self.hits = self.misses = self.timeouts = 0
         """Requests and keys that were told HIT and MISS, and probes that got no answer in time. The owner reads them and sets them back."""
 
     def __len__(self) -> int:
         return len(self._present)
 
+    @property
+    def pending(self) -> int:
+        """Keys that wait for an answer."""
+        return len(self._probes)
+
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Answer from what is known; a key that is not known becomes a probe."""
-        if self._breaker.is_open:
-            if not self._breaker.allows():
-                return _MISS
-            self._present.pop(key, None)
         told = self._told.get(request_id)
         if told is None:
             told = self._open(request_id)
         left = told.get(key)
         if left is None:
-            if self._present.get(key, 0.0) > self._now_s:
+            if self._present.get(key, 0.0) > self.now_s:
                 told[key] = self._max_hits - 1
                 self.hits += 1
                 return _HIT
-            return self._ask(request_id, told, key)
+            if self._ask(request_id, told, key):
+                return _PENDING
+            left = told[key]
         if left and key in self._present:
             told[key] = left - 1
             return _HIT
         told[key] = 0
         return _MISS
 
-    def tick(self) -> None:
-        """Look at the clock: what is known ages from step to step."""
-        self._now_s = self._clock()
+    def ask_again(self, request_id: str, key: bytes) -> Lookup:
+        """As `lookup`, but what is known to be there is not believed: the question is the trial of a store that did not work."""
+        self._present.pop(key, None)
+        answer = self.lookup(request_id, key)
+        if (probe := self._probes.get(key)) is not None:
+            probe.trial = True
+        return answer
+
+    def refuse(self, request_id: str, key: bytes) -> Lookup:
+        """MISS, and it holds for this request, whatever is known or on its way."""
+        told = self._told.get(request_id)
+        if told is None:
+            told = self._open(request_id)
+        if key not in told:
+            self.misses += 1
+        told[key] = 0
+        return _MISS
+
+    def is_answered(self, request_id: str, key: bytes) -> bool:
+        """Whether the request was told HIT or MISS for this key."""
+        return key in self._told.get(request_id, ())
+
+    def expire(self) -> None:
+        """Give up the probes that have waited longer than `timeout_s`, so that those nobody looks up again do not pile up."""
+        while self._probes and self.now_s - (oldest := next(iter(self._probes.values()))).asked_s > self._timeout_s:
+            self.give_up((oldest,))
 
     def take_unsent(self) -> list[list[Probe]]:
         """The probes that nobody was asked about yet, one list a request."""
         if not self._unsent:
             return []
-        unsent, self._unsent = list(self._unsent.values()), {}
-        return unsent
+        unsent, self._unsent = self._unsent, {}
+        still_open = ([probe for probe in probes if not probe.over] for probes in unsent.values())
+        return [probes for probes in still_open if probes]
 
-    def answer(self, probe: Probe, present: bool | None) -> None:
-        """The backend's answer to a probe; None when there is none, which those who wait hear as MISS."""
+    def answer(self, probe: Probe, present: bool | None) -> bool:
+        """The backend's answer to a probe; None when there is none, which those who wait hear as MISS.
+
+        Returns:
+            Whether this is how we learn that a record is gone: it was known to be there.
+        """
         key = probe.key
         if self._probes.get(key) is not probe:
-            return
+            return False
         del self._probes[key]
+        probe.over = True
+        gone = False
         if probe.overruled is not None:
             present = probe.overruled
         elif present:
             self._remember((key,))
-        else:
-            self._present.pop(key, None)
+        elif self._present.pop(key, None) is not None and present is False:
+            gone = self._found_gone(key)
         for request_id in probe.waiting:
             told = self._told.get(request_id)
             if told is not None and key not in told:
                 told[key] = self._max_hits if present else 0
                 self.hits += bool(present)
                 self.misses += not present
+        return gone
+
+    def give_up(self, probes: Iterable[Probe]) -> None:
+        """These probes get no answer in time."""
+        for probe in probes:
+            self.timeouts += not probe.over
+            self.answer(probe, None)
 
     def is_present(self, key: bytes) -> bool:
         """Whether the key is known to be there, fresh enough not to be stored again."""
-        return self._present.get(key, 0.0) > self._now_s
+        return self._present.get(key, 0.0) > self.now_s
 
     def is_bad(self, key: bytes) -> bool:
         """Whether the record of this key was found bad and not replaced yet."""
         return key in self._bad
 
     def stored(self, keys: Sequence[bytes]) -> None:
-        """Records of these keys were stored, or seen to be there by a store."""
-        self._remember(keys)
+        """Records of these keys were written."""
         if self._bad:
             for key in keys:
                 self._bad.pop(key, None)
-        if self._probes:
-            self._overrule(keys, True)
+        self._remember(keys)
 
-    def lost(self, key: bytes, *, bad: bool) -> None:
-        """A load of this key failed. `bad`: the record is there and no good, so it is a MISS until it is replaced."""
+    def seen(self, keys: Sequence[bytes]) -> None:
+        """A store found that records of these keys are there, which does not make a bad one good."""
+        self._remember([key for key in keys if key not in self._bad])
+
+    def lost(self, key: bytes, *, bad: bool = False, gone: bool = False) -> bool:
+        """A load of this key failed.
+
+        Args:
+            key: The engine's.
+            bad: The record is there and no good, so it is a MISS until it is replaced.
+            gone: Nobody can load it: it is bad, or not there. Without it, why the load failed says nothing about the record.
+
+        Returns:
+            Whether it is news that the key is gone.
+        """
         self._present.pop(key, None)
+        if (probe := self._probes.get(key)) is not None:
+            probe.overruled = False
+        if not gone:
+            return False
         self._bad.pop(key, None)
         if bad:
             self._bad[key] = None
-            if len(self._bad) > self._max_keys:
-                del self._bad[next(iter(self._bad))]
-        self._overrule((key,), False)
+            _keep_newest(self._bad, self._max_keys)
+        return self._found_gone(key)
 
     def end_request(self, request_id: str) -> None:
+        """Forget what the request was told, and what it asked and nobody else waits for, if it was not sent yet."""
         self._told.pop(request_id, None)
         for probe in self._unsent.pop(request_id, ()):
-            probe.waiting.discard(request_id)
+            probe.waiting = {waiting for waiting in probe.waiting if waiting in self._told}
             if probe.waiting:
                 # Somebody else waits for it too: it is sent on their behalf.
-                self._unsent.setdefault(next(iter(probe.waiting)), []).append(probe)
-            else:
-                self._probes.pop(probe.key, None)
-
-    def fail_waiting(self, probes: Iterable[Probe]) -> None:
-        """These probes will never be answered."""
-        for probe in probes:
-            self.answer(probe, None)
+                self._unsent.setdefault(min(probe.waiting), []).append(probe)
+            elif self._probes.get(probe.key) is probe:
+                del self._probes[probe.key]
+                probe.over = True
 
     def clear(self) -> None:
         """Forget everything that is known. Requests that wait hear MISS, and those that were told HIT too."""
-        self.fail_waiting(list(self._probes.values()))
+        for probe in list(self._probes.values()):
+            self.answer(probe, None)
         self._present.clear()
         self._bad.clear()
+        self._gone.clear()
         self._unsent.clear()
         for told in self._told.values():
             for key in told:
                 told[key] = 0
 
-    def _ask(self, request_id: str, told: dict[bytes, int], key: bytes) -> Lookup:
-        if key in self._bad:
+    def close(self) -> None:
+        """From now on everything is a MISS."""
+        self._closed = True
+        self.clear()
+
+    def _ask(self, request_id: str, told: dict[bytes, int], key: bytes) -> bool:
+        """Make the request wait for an answer. False: it was told one instead."""
+        if key in self._bad or self._closed or not self._is_key(key):
             told[key] = 0
             self.misses += 1
-            return _MISS
+            return False
         now = self._clock()
         probe = self._probes.get(key)
         if probe is None:
             probe = self._probes[key] = Probe(key, now)
             self._unsent.setdefault(request_id, []).append(probe)
-        elif now - probe.asked_s > self._timeout_s:
-            self.timeouts += 1
-            probe.waiting.add(request_id)
-            self.answer(probe, None)
-            return self.lookup(request_id, key)
         probe.waiting.add(request_id)
-        return _PENDING
+        if now - probe.asked_s <= self._timeout_s:
+            return True
+        self.give_up((probe,))
+        return False
 
     def _open(self, request_id: str) -> dict[bytes, int]:
         if len(self._told) >= _MAX_REQUESTS:
@@ -202,14 +271,27 @@ class LookupTable:
         told = self._told[request_id] = {}
         return told
 
-    def _remember(self, keys: Iterable[bytes]) -> None:
-        self._present.update(dict.fromkeys(keys, self._clock() + self._ttl_s))
-        excess = len(self._present) - self._max_keys
-        if excess > 0:
-            for key in list(islice(self._present, excess)):
-                del self._present[key]
+    def _remember(self, keys: Sequence[bytes]) -> None:
+        until_s = self._clock() + self._ttl_s
+        if self._gone:
+            for key in keys:
+                self._gone.pop(key, None)
+        self._present.update(dict.fromkeys(keys, until_s))
+        _keep_newest(self._present, self._max_keys)
+        if self._probes:
+            for key in keys:
+                if (probe := self._probes.get(key)) is not None:
+                    probe.overruled = True
 
-    def _overrule(self, keys: Iterable[bytes], present: bool) -> None:
-        for key in keys:
-            if (probe := self._probes.get(key)) is not None:
-                probe.overruled = present
+    def _found_gone(self, key: bytes) -> bool:
+        if key in self._gone:
+            return False
+        self._gone[key] = None
+        _keep_newest(self._gone, self._max_keys)
+        return True
+
+
+def _keep_newest(table: dict[bytes, float] | dict[bytes, None], number: int) -> None:
+    if (excess := len(table) - number) > 0:
+        for key in list(islice(table, excess)):
+            del table[key]

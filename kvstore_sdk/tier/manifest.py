@@ -2,33 +2,81 @@
 
 from __future__ import annotations
 
-from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Mode, Put, PutStatus
+import threading
+import time
+from collections.abc import Callable
+
+from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Mode, Put, PutStatus, Ticket
+from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import manifest_name
 from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.metrics import TierMetrics
+from kvstore_sdk.tier.work import Batch, WorkQueue
 
-__all__ = ["ensure_manifest"]
+__all__ = ["Manifests", "ensure_manifest"]
+
+_TIMEOUT_S = 5.0
 
 
-def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffer, deadline: Deadline) -> str:
+class Manifests:
+    """Writes the manifest of each namespace once, after its first record; thread-safe."""
+
+    def __init__(self, calls: Calls, work: WorkQueue, metrics: TierMetrics, identity_of: Callable[[], KVIdentity]) -> None:
+        """`identity_of` gives the identity that the tier has now."""
+        self._calls = calls
+        self._work = work
+        self._metrics = metrics
+        self._identity_of = identity_of
+        self._lock = threading.Lock()
+        self._seen: set[str] = set()
+
+    def after_store(self, batch: Batch, slot: int) -> Ticket | None:
+        """A record of this batch was stored. See to the manifest, through a slot of the batch that is free until the batch ends.
+
+        Returns:
+            The ticket of a call that is in doubt: then the slot is not free.
+        """
+        namespace = batch.namespace
+        with self._lock:
+            if namespace in self._seen:
+                return None
+            self._seen.add(namespace)
+        identity = self._identity_of()
+        if identity.namespace != namespace:
+            return None
+        manifest = identity.manifest()
+        result, ticket = "failed", None
+        if len(manifest) <= self._work.slot_bytes:
+            batch.deadline_s = time.monotonic() + _TIMEOUT_S
+            buffer = self._work.buffer(slot, len(manifest))
+            result, ticket = ensure_manifest(self._calls, namespace, manifest, buffer, Deadline(batch.deadline_s))
+        self._metrics.count("manifests", result)
+        return ticket
+
+
+def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffer, deadline: Deadline) -> tuple[str, Ticket | None]:
     """See that the backend holds `manifest`, going through `buffer`, which is as long.
 
     It informs people and tools; no record is believed or refused because of it.
 
     Returns:
-        `same`, `written` (it was missing), `rewritten` (another one, or a torn one, was there) or `failed`.
+        `same`, `written` (it was missing), `rewritten` (another one, or a torn one, was there) or `failed`; and the ticket of a call that
+        is in doubt: then the buffer is not free.
     """
     if len(manifest) > calls.capabilities.max_record_bytes:
-        return "failed"
+        return "failed", None
     name = manifest_name(namespace)
     found = calls.get([Get(name, (buffer,))], deadline)[0]
     if found.status is GetStatus.FOUND and buffer.view == manifest:
-        return "same"
+        return "same", None
     if found.status is GetStatus.IN_DOUBT:
         # The buffer may still be written into: not ours to fill.
-        return "failed"
+        return "failed", found.ticket
     missing = found.status is GetStatus.MISSING
     buffer.view[:] = manifest
     put = calls.put([Put(name, (buffer,), Mode.CREATE if missing else Mode.REPLACE)], deadline)[0]
     if put.status is PutStatus.STORED:
-        return "written" if missing else "rewritten"
-    return "same" if put.status is PutStatus.EXISTS else "failed"
+        return "written" if missing else "rewritten", None
+    if put.status is PutStatus.IN_DOUBT:
+        return "failed", put.ticket
+    return "same" if put.status is PutStatus.EXISTS else "failed", None

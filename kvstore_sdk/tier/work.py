@@ -7,8 +7,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from kvstore_sdk.backend import Buffer, Region, Ticket
 from kvstore_sdk.tier.jobs import Item, Job, Kind
@@ -29,11 +29,14 @@ class Doubt:
     slot: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
 
-    `slots` are the staging slots of the items, one each. `deadline_s` is when the call becomes late, set by who makes it.
+    Attributes:
+        slots: The staging slots of the items, one each.
+        deadline_s: When the call becomes late, set by who makes it; 0.0 before.
+        abandoned: It is late, and was given up.
     """
 
     probes: Sequence[Probe] = ()
@@ -45,7 +48,6 @@ class Batch:
     deadline_s: float = 0.0
     abandoned: bool = False
     namespace: str = ""
-    started_s: float = field(default_factory=time.monotonic)
 
 
 class WorkQueue:
@@ -54,42 +56,59 @@ class WorkQueue:
     Stores never take all: a share of threads and of slots is left to probes and loads, so that writing cannot hold up a request. A slot
     belongs to one item until `finish`; when the call of a batch is late its slots stay with it (quarantine) until it returns, and slots in
     doubt until the backend has settled them.
+
+    It also counts the threads: `threads` of them, and one more for each call that is late, as long as the backend allows more calls.
     """
 
     def __init__(
-        self, *, slots: int, slot_bytes: int, threads: int, batch: int, probe_batch: int, unfold: Callable[[Job, int], list[Item]]
+        self,
+        *,
+        slots: int,
+        slot_bytes: int,
+        threads: int,
+        max_threads: int,
+        batch: int,
+        probe_batch: int,
+        unfold: Callable[[Job, int], list[Item]],
     ) -> None:
-        """Args:
-        slots: Staging slots.
-        slot_bytes: Length of a slot.
-        threads: How many threads call `next`.
-        batch: Most items in a batch.
-        probe_batch: Most probes in a batch.
-        unfold: Makes a job's items, called on a thread that takes work, given the job and the bytes of the stores that wait.
+        """Allocate the staging memory.
+
+        Args:
+            slots: How many staging slots.
+            slot_bytes: Length of a slot.
+            threads: How many threads are to call `next`.
+            max_threads: Most threads, late ones included.
+            batch: Most items in a batch.
+            probe_batch: Most probes in a batch.
+            unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
         """
         self.region = Region(slots * slot_bytes, "kvstore-staging")
         self.slot_bytes = slot_bytes
         self._batch = batch
         self._probe_batch = probe_batch
         self._threads = threads
+        self._max_threads = max_threads
         # A quarter of the threads, and at least one where there are two, is never busy with stores; likewise a quarter of the slots.
-        self._store_threads = max(1, threads - max(1, threads // 4)) if threads > 1 else 1
-        self._store_slots = max(1, slots - max(1, slots // 4))
+        self._kept_threads = max(1, threads // 4) if threads > 1 else 0
+        self._store_slots = slots - max(1, slots // 4)
         self._free = list(range(slots - 1, -1, -1))
-        self._cv = threading.Condition()
-        self._probes: deque[tuple[str, list[Probe]]] = deque()
+        # Reentrant only because conditions are faster on it.
+        self._lock = threading.RLock()
+        # Two conditions, so that a call for a thread never wakes the engine's instead.
+        self._work = threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._unfold = unfold
-        self._jobs: deque[Job] = deque()
+        self._probes: deque[tuple[str, Sequence[Probe]]] = deque()
+        self._folded: deque[Job] = deque()
         self._queues: dict[Kind, deque[Item]] = {Kind.LOAD: deque(), Kind.STORE: deque()}
         self._later: list[tuple[float, int, Item]] = []
         self._order = itertools.count()
         self._doubts: list[Doubt] = []
-        self._settling = False
         self._settle_at_s = 0.0
-        self._stores_running = 0
-        self._stores_slots = 0
-        self._running: set[int] = set()
-        self._batches: dict[int, Batch] = {}
+        self._batches: set[Batch] = set()
+        # Slots of stores, in a call or in doubt.
+        self._in_stores: set[int] = set()
+        self._alive = 0
         self._stopped = False
         self.queued_store_bytes = 0
         self.folded_store_chunks = 0
@@ -100,147 +119,191 @@ class WorkQueue:
 
     # The engine's side.
 
-    def put_probes(self, namespace: str, probes: list[Probe]) -> None:
-        with self._cv:
+    def put_probes(self, namespace: str, probes: Sequence[Probe]) -> None:
+        with self._lock:
             self._probes.append((namespace, probes))
-            self._cv.notify()
+            self._work.notify()
 
     def put_job(self, job: Job) -> None:
-        """Queue a job as a whole: what it takes to unfold it is not paid by the engine's thread."""
-        with self._cv:
-            self._jobs.append(job)
+        """Queue a job as a whole: what it takes to unfold it is not paid by the caller."""
+        with self._lock:
+            self._folded.append(job)
             if job.kind is Kind.STORE:
                 self.folded_store_chunks += len(job.keys)
-            self._cv.notify()
+            self._work.notify()
 
-    def cancel(self) -> list[Item]:
-        """Drop what has not begun, probes too. Returns the items, which the caller has to settle."""
-        with self._cv:
+    def put_items(self, kind: Kind, items: Sequence[Item]) -> None:
+        """Queue items of jobs that were unfolded."""
+        with self._lock:
+            self._put(kind, items)
+            self._work.notify(min(len(items), self._threads))
+
+    def cancel(self) -> tuple[list[Probe], list[Item]]:
+        """Drop what has not begun. Returns it: the caller has to answer the probes and to settle the items."""
+        with self._lock:
+            self._unfold_all()
+            probes = [probe for _, some in self._probes for probe in some]
+            items = [item for queue in self._queues.values() for item in queue] + [item for _, _, item in self._later]
             self._probes.clear()
-            self._unfold_jobs()
-            dropped = [item for queue in self._queues.values() for item in queue] + [item for _, _, item in self._later]
             for queue in self._queues.values():
                 queue.clear()
             self._later.clear()
             self.queued_store_bytes = 0
-            return dropped
+            return probes, items
 
-    def forget(self, job: Job) -> None:
-        """Drop what has not begun of a job that was closed, so that a queue which nobody serves does not grow."""
-        with self._cv:
-            if job in self._jobs:
-                self._jobs.remove(job)
-                if job.kind is Kind.STORE:
-                    self.folded_store_chunks -= len(job.keys)
-            queue = self._queues[job.kind]
-            kept = [item for item in queue if item.job is not job]
-            if job.kind is Kind.STORE:
-                self.queued_store_bytes -= sum(item.payload_bytes for item in queue if item.job is job)
-            queue.clear()
-            queue.extend(kept)
+    def forget_ended(self) -> None:
+        """Drop the items of jobs that were closed, and probes that nobody waits for, so that queues which nobody serves do not grow."""
+        with self._lock:
+            self._probes = deque((namespace, some) for namespace, some in self._probes if not all(probe.over for probe in some))
+            self._folded = deque(job for job in self._folded if job.open)
+            self.folded_store_chunks = sum(len(job.keys) for job in self._folded if job.kind is Kind.STORE)
+            for kind, queue in self._queues.items():
+                self._queues[kind] = deque(item for item in queue if item.job.open)
+            self._later = [entry for entry in self._later if entry[2].job.open]
+            heapq.heapify(self._later)
+            waiting = (*self._queues[Kind.STORE], *(entry[2] for entry in self._later if entry[2].job.kind is Kind.STORE))
+            self.queued_store_bytes = sum(item.payload_bytes for item in waiting)
 
     def stop(self) -> None:
         """`next` returns None from now on."""
-        with self._cv:
+        with self._lock:
             self._stopped = True
-            self._cv.notify_all()
+            self._work.notify_all()
+            self._ended.notify_all()
 
     def wait_quiet(self, until_s: float) -> bool:
         """Wait until no call is running, not later than `until_s`. Returns whether that is so."""
-        with self._cv:
-            return self._cv.wait_for(lambda: not self._batches, max(0.0, until_s - time.monotonic()))
+        with self._lock:
+            return self._ended.wait_for(lambda: not self._batches, max(0.0, until_s - time.monotonic()))
 
     def wait_changed(self, until_s: float) -> None:
         """Wait until a batch ends, not later than `until_s`."""
-        with self._cv:
-            self._cv.wait(max(0.0, until_s - time.monotonic()))
+        with self._lock:
+            self._ended.wait(max(0.0, until_s - time.monotonic()))
 
     def late(self, now: float) -> list[Batch]:
         """Running calls that have just been found to be late; each is returned once."""
-        with self._cv:
-            running = (batch for batch in self._batches.values() if not batch.abandoned and batch.deadline_s)
-            late = [batch for batch in running if now > batch.deadline_s + _GRACE_S]
+        with self._lock:
+            late = [batch for batch in self._batches if self._may_be_late(batch) and now > batch.deadline_s + _GRACE_S]
             for batch in late:
                 batch.abandoned = True
             return late
 
     def next_deadline_s(self) -> float:
         """When the next running call becomes late; infinity when none runs."""
-        with self._cv:
-            running = (batch.deadline_s for batch in self._batches.values() if not batch.abandoned and batch.deadline_s)
+        with self._lock:
+            running = (batch.deadline_s for batch in self._batches if self._may_be_late(batch))
             return min(running, default=float("inf")) + _GRACE_S
+
+    def wants_thread(self) -> bool:
+        """Whether one more thread should call `next`. True counts it as started."""
+        with self._lock:
+            if self._stopped or self._alive >= min(self._max_threads, self._threads + self._late_calls()):
+                return False
+            self._alive += 1
+            return True
+
+    def thread_failed(self) -> None:
+        """The thread that was wanted could not be started."""
+        with self._lock:
+            self._alive -= 1
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every thread sits in a call that is late."""
+        with self._lock:
+            return 0 < self._alive <= self._late_calls()
 
     @property
     def quarantined_bytes(self) -> int:
         """Slots of late calls, and slots in doubt."""
-        with self._cv:
-            held = sum(len(batch.slots) for batch in self._batches.values() if batch.abandoned) + len(self._doubts)
-        return held * self.slot_bytes
+        with self._lock:
+            late = sum(len(batch.slots) for batch in self._batches if batch.abandoned)
+            return (late + self._doubtful()) * self.slot_bytes
 
     @property
     def in_doubt(self) -> bool:
-        with self._cv:
-            return bool(self._doubts) or self._settling
+        with self._lock:
+            return self._doubtful() > 0
 
     @property
-    def abandoned(self) -> int:
-        """Calls that are late and still running."""
-        with self._cv:
-            return sum(batch.abandoned for batch in self._batches.values())
+    def is_untouched(self) -> bool:
+        """Whether no call is running and none is in doubt: nobody reads or writes the region."""
+        with self._lock:
+            return not self._batches and not self._doubts
 
     # The threads' side.
 
     def next(self) -> Batch | None:
-        """Wait for work. None when the queue is stopped."""
-        with self._cv:
-            while not self._stopped:
+        """Wait for work. None when the queue is stopped, or one thread less is needed: the caller ends."""
+        with self._lock:
+            while not self._stopped and self._alive <= self._threads + self._late_calls():
                 now = time.monotonic()
-                self._unfold_jobs()
+                self._unfold_all()
                 self._due(now)
                 batch = self._pick(now)
                 if batch is not None:
-                    self._batches[id(batch)] = batch
+                    self._batches.add(batch)
                     return batch
-                self._cv.wait(self._sleep_s(now))
+                self._work.wait(self._sleep_s(now))
+            self._alive -= 1
             return None
 
     def again(self, item: Item, not_before_s: float) -> None:
         """Queue an item once more, not before an instant."""
-        with self._cv:
+        with self._lock:
             heapq.heappush(self._later, (not_before_s, next(self._order), item))
             if item.job.kind is Kind.STORE:
                 self.queued_store_bytes += item.payload_bytes
-            self._cv.notify()
+            self._work.notify()
 
     def finish(self, batch: Batch, doubts: Sequence[Doubt] = (), settled: Sequence[Doubt] = ()) -> None:
-        """The call of a batch is over: free its slots, except those in doubt."""
-        with self._cv:
-            self._batches.pop(id(batch), None)
-            if batch.kind is Kind.STORE:
-                self._stores_running -= 1
-                self._stores_slots -= len(batch.slots)
+        """The call of a batch is over: free its slots, except those in doubt; and those whose doubt is settled."""
+        with self._lock:
+            self._batches.discard(batch)
             held = {doubt.slot for doubt in doubts}
-            self._free.extend(slot for slot in batch.slots if slot not in held)
+            self._release(slot for slot in batch.slots if slot not in held)
             self._doubts.extend(doubts)
             if batch.doubts:
-                self._settling = False
                 over = {doubt.slot for doubt in settled}
-                self._free.extend(over)
+                self._release(over)
                 self._doubts.extend(doubt for doubt in batch.doubts if doubt.slot not in over)
                 self._settle_at_s = time.monotonic() + _SETTLE_EVERY_S
-            self._cv.notify_all()
+            self._work.notify_all()
+            self._ended.notify_all()
 
-    def _unfold_jobs(self) -> None:
-        while self._jobs:
-            job = self._jobs.popleft()
+    # Inside, with the lock held.
+
+    def _release(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._in_stores.discard(slot)
+            self._free.append(slot)
+
+    def _late_calls(self) -> int:
+        return sum(batch.abandoned for batch in self._batches)
+
+    def _doubtful(self) -> int:
+        return len(self._doubts) + sum(len(batch.doubts) for batch in self._batches)
+
+    @staticmethod
+    def _may_be_late(batch: Batch) -> bool:
+        return not batch.abandoned and batch.deadline_s > 0.0
+
+    def _put(self, kind: Kind, items: Sequence[Item]) -> None:
+        self._queues[kind].extend(items)
+        if kind is Kind.STORE:
+            self.queued_store_bytes += sum(item.payload_bytes for item in items)
+
+    def _unfold_all(self) -> None:
+        while self._folded:
+            job = self._folded.popleft()
             if job.kind is Kind.STORE:
                 self.folded_store_chunks -= len(job.keys)
             items = self._unfold(job, self.queued_store_bytes)
-            self._queues[job.kind].extend(items)
-            if job.kind is Kind.STORE:
-                self.queued_store_bytes += sum(item.payload_bytes for item in items)
-            # Whoever unfolds takes one part; the others are woken for the rest.
-            self._cv.notify(min(len(items), self._threads) - 1 if items else 0)
+            self._put(job.kind, items)
+            if len(items) > 1:
+                # Whoever unfolds takes one part; the others are woken for the rest.
+                self._work.notify(min(len(items), self._threads) - 1)
 
     def _due(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
@@ -248,28 +311,29 @@ class WorkQueue:
             self._queues[item.job.kind].append(item)
 
     def _pick(self, now: float) -> Batch | None:
-        if self._probes:
-            namespace, probes = self._probes.popleft()
+        while self._probes:
+            namespace, waiting = self._probes.popleft()
+            probes = [probe for probe in waiting if not probe.over]
             if len(probes) > self._probe_batch:
                 self._probes.appendleft((namespace, probes[self._probe_batch :]))
-                self._cv.notify()
-            return Batch(probes=probes[: self._probe_batch], operation="exists", namespace=namespace)
-        if self._doubts and not self._settling and now >= self._settle_at_s:
-            self._settling = True
+                self._work.notify()
+            if probes:
+                return Batch(probes=probes[: self._probe_batch], operation="exists", namespace=namespace)
+        if self._doubts and now >= self._settle_at_s and not any(batch.doubts for batch in self._batches):
             doubts, self._doubts = self._doubts, []
             return Batch(doubts=doubts, operation="settle")
-        if batch := self._take(Kind.LOAD, len(self._free)):
+        if batch := self._take(Kind.LOAD, len(self._free), self._threads, now):
             return batch
-        if self._stores_running < self._store_threads:
-            return self._take(Kind.STORE, min(len(self._free), self._store_slots - self._stores_slots))
+        threads = max(1, self._alive - self._kept_threads)
+        if sum(batch.kind is Kind.STORE for batch in self._batches) < threads:
+            return self._take(Kind.STORE, min(len(self._free), self._store_slots - len(self._in_stores)), threads, now)
         return None
 
-    def _take(self, kind: Kind, slots: int) -> Batch | None:
+    def _take(self, kind: Kind, slots: int, threads: int, now: float) -> Batch | None:
         queue = self._queues[kind]
         if slots < 1 or not queue:
             return None
         # Enough for every thread to have a part, so that a job of a few records is not done by one thread alone.
-        threads = self._store_threads if kind is Kind.STORE else self._threads
         limit = min(self._batch, slots, -(-len(queue) // threads))
         items: list[Item] = []
         keys: set[bytes] = set()
@@ -279,7 +343,8 @@ class WorkQueue:
             item = queue.popleft()
             if kind is Kind.STORE:
                 self.queued_store_bytes -= item.payload_bytes
-            if not item.job.open:
+            # Closed, or about to be: there is no time left for a call, and that it fails would be no news of the store.
+            if not item.job.open or item.job.deadline_s <= now:
                 continue
             # No two items of one name in a call, and no two namespaces.
             if item.key in keys or (namespace and item.job.namespace != namespace):
@@ -296,12 +361,11 @@ class WorkQueue:
             return None
         taken = [self._free.pop() for _ in items]
         if kind is Kind.STORE:
-            self._stores_running += 1
-            self._stores_slots += len(taken)
+            self._in_stores.update(taken)
         return Batch(items=items, slots=taken, kind=kind, operation="get" if kind is Kind.LOAD else "put", namespace=namespace)
 
     def _sleep_s(self, now: float) -> float | None:
         wakes = [self._later[0][0]] if self._later else []
-        if self._doubts and not self._settling:
+        if self._doubts and not any(batch.doubts for batch in self._batches):
             wakes.append(self._settle_at_s)
         return max(0.0, min(wakes) - now) if wakes else None
