@@ -16,6 +16,7 @@ from kvstore_sdk.backend import (
     Bounds,
     Capabilities,
     ClosedError,
+    ConfigError,
     Deadline,
     DeleteStatus,
     Durability,
@@ -63,7 +64,7 @@ def open_fs(
     location: str,
     *,
     read_only: Annotated[bool, "create, change and remove nothing; also for a mount that is read-only"] = False,
-    direct_io: Annotated[Literal["auto", "always", "never"], "bypass the page cache where the filesystem allows it"] = "auto",
+    direct_io: Annotated[Literal["auto", "always", "never"], "bypass the page cache; always: or do not open"] = "auto",
     max_record_bytes: Annotated[int, Bounds(ge=1, le=1 << 40), "refuse to store larger records"] = 1 << 30,
 ) -> FsBackend:
     """Open the folder `location`, an absolute path, as a store. Any number of processes and hosts may have it open.
@@ -78,10 +79,13 @@ def open_fs(
 
     def step() -> FsBackend:
         marked = inspect(root, read_only)
-        direct = DirectIO(root, enabled=direct_io != "never", required=direct_io == "always")
+        direct = DirectIO(root, direct_io != "never")
         backend = FsBackend(root, direct, read_only=read_only, max_record_bytes=max_record_bytes)
         if not read_only:
             backend._records.prepare(marked)
+        if direct_io == "always" and not direct.enabled:
+            backend.close()
+            raise ConfigError("backend fs", "direct_io", f"the filesystem of {root} refuses O_DIRECT; write auto, or use another one")
         return backend
 
     return within(OPEN_WAIT_S, f"fs open {root}", step, FsBackend.close)

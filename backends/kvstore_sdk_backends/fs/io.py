@@ -48,9 +48,8 @@ class WrongSizeError(Exception):
 class DirectIO:
     """Whether O_DIRECT is used. Until a filesystem refuses it, every transfer uses it that is aligned to pages."""
 
-    def __init__(self, root: str, enabled: bool, required: bool = False) -> None:
+    def __init__(self, root: str, enabled: bool) -> None:
         self.enabled = enabled
-        self._required = required
         self._root = root
         self._lock = threading.Lock()
 
@@ -63,9 +62,7 @@ class DirectIO:
         return bits % PAGE_BYTES == 0
 
     def refused(self, cause: OSError) -> None:
-        """Switch it off, with one warning; or raise `cause`, where O_DIRECT is required."""
-        if self._required:
-            raise cause
+        """Switch it off, with one warning."""
         with self._lock:
             if not self.enabled:
                 return
@@ -129,7 +126,7 @@ def _open(path: str, flags: int, parts: Sequence[Buffer], direct: DirectIO) -> t
             # A folder is refused everywhere, which says nothing about files.
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 direct.refused(cause)
-        except BaseException:
+        except OSError:
             os.close(fd)
             raise
         return fd, None

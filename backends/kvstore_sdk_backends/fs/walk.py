@@ -32,7 +32,7 @@ def _walk(root: str, above: str, prefix: str, after: list[str], page: int, max_n
         batch = _next_entries(f"{root}/{above}", start, inclusive, page)
         for segment, is_folder in batch:
             if deadline.expired:
-                raise TimedOutError(f"fs list {root}: the deadline passed at {above}{segment}")
+                raise TimedOutError(f"fs walk {root}: the deadline passed at {above}{segment}")
             name = above + segment
             if not is_valid_name(name, max_name_bytes):
                 continue
