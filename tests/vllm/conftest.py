@@ -21,6 +21,8 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_NO_USAGE_STATS="1",
+    # vLLM compiles two small kernels with g++ otherwise: 15 seconds, and nothing here is about them.
+    TORCH_COMPILE_DISABLE="1",
 )
 
 from vllm_engines import Engine
