@@ -45,6 +45,9 @@ LOCK_TIMEOUT_S = 2 * BUILD_TIMEOUT_S
 # Variables that make pip or Python look at, or install to, another place than the environment they are called for.
 MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
 
+# What torch asks for in one version, and another in each of its builds.
+OF_THE_BUILD = re.compile(r"(triton|cuda-|nvidia-)")
+
 # The engine needs none of these for text models, and their builds conflict with the torch it was compiled against.
 UNWANTED = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
 
@@ -85,7 +88,7 @@ def engine() -> Path:
     """The environment with the engine and the test tools."""
     pins = ("engine.txt", "tools.txt", "constraints.txt")
     path = cache() / f"engine-{key_of(pins)}"
-    what = "vLLM on CPU and the test tools, some minutes and 3.5 GB"
+    what = "vLLM on CPU and the test tools, some minutes and 3.5 to 6.5 GB"
     return ensure(path, "bin/python", what, lambda: build_engine(path, constrained=True))
 
 
@@ -141,8 +144,9 @@ def write_constraints() -> None:
         build_engine(path, constrained=False)
         listed = run([path / "bin" / "python", "-m", "pip", "list", "--format=freeze", "--exclude", "pip"])
     own = {requirement.partition("==")[0] for name in ("engine.txt", "tools.txt") for requirement in read_pins(name)}
+    found = (line for line in listed.splitlines() if "==" in line and not OF_THE_BUILD.match(line))
     # A local version such as +cpu names one builder's build; any build of the release will do.
-    lines = sorted(line.partition("+")[0] for line in listed.splitlines() if "==" in line and line.partition("==")[0] not in own)
+    lines = sorted(line.partition("+")[0] for line in found if line.partition("==")[0] not in own)
     head = "# Every package behind the pins of engine.txt and tools.txt. Written by `python3 tools/env.py pins`.\n"
     target.write_text(head + "\n".join(lines) + "\n")
     say(f"wrote {target.relative_to(ROOT)}, {len(lines)} packages")
@@ -247,13 +251,15 @@ def create_venv(path: Path, *, with_pip: bool = True) -> None:
 
 
 def pip_install(environment: Path, *arguments: str | Path) -> None:
-    run([environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-input", "--no-warn-script-location", *arguments])
+    # Not --quiet: what it prints is shown only when it fails, and then it has to say why.
+    options = ["--no-input", "--no-warn-script-location", "--progress-bar", "off"]
+    run([environment / "bin" / "python", "-m", "pip", "install", *options, *arguments])
 
 
 def download(environment: Path, requirement: str, folder: Path) -> Path:
     """Fetch one wheel without what it requires."""
-    python = environment / "bin" / "python"
-    run([python, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary", ":all:", "-d", folder, requirement])
+    options = ["--no-input", "--progress-bar", "off", "--no-deps", "--only-binary", ":all:"]
+    run([environment / "bin" / "python", "-m", "pip", "download", *options, "-d", folder, requirement])
     return next(folder.glob("*.whl"))
 
 
