@@ -145,9 +145,7 @@ def _group(config: Any, layers: tuple[str, ...]) -> dict[str, Any]:
 
 def _state_shapes(spec: Any) -> list[str]:
     shapes, dtypes = getattr(spec, "shapes", ()), getattr(spec, "dtypes", ())
-    return [
-        f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in zip(shapes, dtypes, strict=False)
-    ]
+    return [f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in zip(shapes, dtypes, strict=False)]
 
 
 def _plain(spec: Any) -> list[Any]:

@@ -114,9 +114,7 @@ class HostCopies:
         rows = int(region.total_size_bytes) // stride
         self._layout = layout
         self._region = region
-        self._tensors = [
-            found.tensor.view(torch.int8).view(-1, page) for found, page in zip(kv_caches.tensors, layout.pages, strict=True)
-        ]
+        self._tensors = [found.tensor.view(torch.int8).view(-1, page) for found, page in zip(kv_caches.tensors, layout.pages, strict=True)]
         self._slots = [
             torch.as_strided(region._base, (rows, layout.blocks_per_chunk, page), (stride, page, 1), start)
             for page, start in zip(layout.pages, layout.starts, strict=True)
