@@ -20,7 +20,7 @@ from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import Manifests
 from kvstore_sdk.tier.metrics import TierMetrics
-from kvstore_sdk.tier.pipeline import Answered, News, Pipeline, Stored
+from kvstore_sdk.tier.pipeline import Answered, Lost, News, Pipeline, Stored
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, TierEvent
 from kvstore_sdk.tier.work import Batch, WorkQueue
@@ -283,22 +283,29 @@ class Tier:
     # Inside.
 
     def _hear(self) -> None:
-        """Take in what the threads found out."""
-        table = self._table
-        while self._news:
-            news = self._news.popleft()
-            if isinstance(news, Answered):
-                if table.answer(news.probe, news.present):
-                    self._note((news.probe.key,), removed=True)
-            elif news.namespace != self._namespace:
-                continue
-            elif isinstance(news, Stored):
-                table.stored(news.fresh)
-                table.seen(news.there)
-                if news.fresh:
-                    self._note(news.fresh, removed=False)
-            elif table.lost(news.key, bad=news.bad, gone=news.gone):
-                self._note((news.key,), removed=True)
+        """Take in what the threads found out, in order; what was stored by one batch after another is taken in together."""
+        table, news, namespace = self._table, self._news, self._namespace
+        fresh: tuple[bytes, ...] = ()
+        there: tuple[bytes, ...] = ()
+        while news:
+            said = news.popleft()
+            if isinstance(said, Stored):
+                if said.namespace == namespace:
+                    fresh += said.fresh
+                    there += said.there
+                if news:
+                    continue
+            if fresh or there:
+                table.stored(fresh)
+                table.seen(there)
+                if fresh:
+                    self._note(fresh, removed=False)
+                fresh = there = ()
+            if isinstance(said, Answered):
+                if table.answer(said.probe, said.present):
+                    self._note((said.probe.key,), removed=True)
+            elif isinstance(said, Lost) and said.namespace == namespace and table.lost(said.key, bad=said.bad, gone=said.gone):
+                self._note((said.key,), removed=True)
 
     def _note(self, keys: tuple[bytes, ...], *, removed: bool) -> None:
         if self._wants_events:
