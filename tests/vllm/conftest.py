@@ -27,6 +27,7 @@ os.environ.update(
 
 from vllm_engines import Engine
 from vllm_models import ModelShop
+from vllm_stand import Stand
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +49,18 @@ def start() -> Iterator[Callable[..., Engine]]:
     yield begin
     for engine in running:
         engine.stop()
+
+
+@pytest.fixture
+def stand() -> Iterator[Callable[..., Stand]]:
+    """Builds stands, and closes those that the test left open."""
+    built: list[Stand] = []
+
+    def build(*arguments: Any, **options: Any) -> Stand:
+        made = Stand(*arguments, **options)
+        built.append(made)
+        return made
+
+    yield build
+    for made in built:
+        made.close()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import vllm.v1.core.kv_cache_utils as hashing
@@ -134,14 +135,18 @@ class Stand:
         self.workers: list[Any] = []
         self.worker_specs: list[Any] = []
         self._jobs = itertools.count(1)
-        compat.current_config = lambda spec: self._asking  # type: ignore[assignment]
-        compat.host_is_the_device = lambda: True  # type: ignore[assignment]
+        self._closed = False
         if workers:
-            for rank in range(ranks):
-                self._asking = self.configs[rank]
-                spec = self.spec(spec_class, rank)
-                self.worker_specs.append(spec)
-                self.workers.append(self._worker(spec, rank))
+            # A worker of a real engine has its configuration around it, and may run on a GPU.
+            with (
+                mock.patch.object(compat, "current_config", side_effect=lambda spec: self._asking),
+                mock.patch.object(compat, "host_is_the_device", return_value=True),
+            ):
+                for rank in range(ranks):
+                    self._asking = self.configs[rank]
+                    spec = self.spec(spec_class, rank)
+                    self.worker_specs.append(spec)
+                    self.workers.append(self._worker(spec, rank))
         self.scheduler_spec = self.spec(spec_class, 0)
         self.manager = self.scheduler_spec.get_manager()
         # In this order: the engine draws its seed after the tiers are built.
@@ -324,8 +329,21 @@ class Stand:
             for chunk in range(chunks)
         ]
 
+    @property
+    def adapter(self) -> Any:
+        """The `KVStoreTier`."""
+        return self.manager.secondary_tiers[0]
+
+    @property
+    def metrics(self) -> Any:
+        """What its `Tier` counts."""
+        return self.adapter._tier.metrics
+
     def close(self) -> None:
-        """Shut down in vLLM's order."""
+        """Shut down in vLLM's order. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         for worker in self.workers:
             for part in worker if isinstance(worker, list) else [worker]:
                 part.shutdown()

@@ -1,0 +1,29 @@
+"""A backend that goes wrong, for configurations that can only name it: `"backend": "vllm_faulty:open_faulty"`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvstore_sdk.backend import open_backend
+from kvstore_sdk.testing import Fault, FaultyBackend
+
+SCRIPTS: dict[str, Sequence[Fault]] = {}
+"""What goes wrong in the backend that is opened at a location."""
+
+OPENED: dict[str, FaultyBackend] = {}
+"""The last backend that was opened at a location."""
+
+
+def open_faulty(location: str, *, max_record_bytes: int = 1 << 30) -> FaultyBackend:
+    """A folder behind a `FaultyBackend` with the script of its location."""
+    inner = open_backend("fs", {"max_record_bytes": max_record_bytes}, location=location)
+    OPENED[location] = FaultyBackend(inner, SCRIPTS.pop(location, ()))
+    return OPENED[location]
+
+
+def faulty_entry(folder: Path, *script: Fault, **options: Any) -> dict[str, Any]:
+    """A tier's entry for a faulty backend in `folder`."""
+    SCRIPTS[str(folder)] = script
+    return {"type": "kvstore", "backend": "vllm_faulty:open_faulty", "location": str(folder), **options}
