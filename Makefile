@@ -48,7 +48,7 @@ lint:
 	"$$bin/ruff" check . && \
 	"$$bin/ruff" format --check . && \
 	"$$bin/mypy" && \
-	"$$bin/mypy" --explicit-package-bases tools/env.py && \
+	"$$bin/mypy" --explicit-package-bases tools/*.py && \
 	"$$bin/lint-imports" --no-cache && \
 	"$$bin/python" -m pytest -q tests/test_packaging.py
 

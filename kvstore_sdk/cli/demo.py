@@ -31,18 +31,19 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. The records stay in the store."""
-    store = Store(arguments.store or "file://" + tempfile.mkdtemp(prefix="kvstore-demo-"), arguments.location)
-    if arguments.as_reader:
-        return demo_synthetic.read(store, arguments.prompts)
-    if arguments.no_vllm:
-        return demo_synthetic.run(store, arguments.prompts)
-    # Only here, because whoever has no vLLM should still see the rest of the command.
-    from kvstore_sdk.cli import demo_vllm
+    if arguments.location is not None and arguments.store is None:
+        raise ConfigError("demo", "location", "goes with --store, which names the backend")
+    if arguments.no_vllm or arguments.as_reader:
+        demo = demo_synthetic.read if arguments.as_reader else demo_synthetic.run
+    else:
+        # Only here, because whoever has no vLLM should still see the rest of the command.
+        from kvstore_sdk.cli import demo_vllm
 
-    missing = demo_vllm.missing_packages()
-    if missing:
-        raise ConfigError("demo", "vllm", f"needs {', '.join(missing)}: pip install 'kvstore-sdk[vllm]', or run: kvstore demo --no-vllm")
-    return demo_vllm.run(store, arguments.prompts)
+        demo = demo_vllm.run
+        if missing := demo_vllm.missing_packages():
+            raise ConfigError("demo", "vllm", f"needs {', '.join(missing)}: pip install 'kvstore-sdk[vllm]', or kvstore demo --no-vllm")
+    store = Store(arguments.store or "file://" + tempfile.mkdtemp(prefix="kvstore-demo-"), arguments.location)
+    return demo(store, arguments.prompts)
 
 
 def _positive(text: str) -> int:

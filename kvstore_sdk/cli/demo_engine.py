@@ -7,7 +7,6 @@ engines print to standard output.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,18 +20,6 @@ VOCABULARY = 2048
 ANSWER_TOKENS = 8
 STORE_TIMEOUT_S = 60.0
 """The tier's own time-out of a store is half of this."""
-
-ENVIRONMENT = {
-    # The engine in this process: half a minute less for each.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # Nothing here is worth a compiler run of some 15 seconds.
-    "TORCH_COMPILE_DISABLE": "1",
-    # The model lies on disk, and nobody has to know that it runs.
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 @dataclass
@@ -144,8 +131,6 @@ def _wait_for_stores(engine: Any, tiers: int, chunks: int) -> None:
 
 
 def main() -> int:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     answers = answer(request)
     Path(request.answers).write_text(json.dumps([asdict(one) for one in answers]))

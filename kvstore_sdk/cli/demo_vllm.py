@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -26,6 +27,19 @@ ENGINE_TIMEOUT_S = 300.0
 """One engine takes 15 s on two cores; a cold disk or a busy machine may need many times that."""
 TOLERANCE = 0.05
 """Of a log-probability: a prompt computed in other parts is rounded at other places, to 8 bits. Wrong KV is off by more than 0.2."""
+
+ENVIRONMENT = {
+    # The engine in the process that is started, not in another one below it: half a minute less for each.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Nothing here is worth a compiler run of some 15 seconds.
+    "TORCH_COMPILE_DISABLE": "1",
+    # The model lies on disk, and nobody has to know that it runs.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""For an engine's process, where the caller's environment says nothing else."""
 
 
 def missing_packages() -> list[str]:
@@ -84,9 +98,11 @@ class _Engines:
         print(f"{what} ... ", end="", flush=True)
         began = time.monotonic()
         command = [sys.executable, "-m", "kvstore_sdk.cli.demo_engine", str(files["request"])]
+        # Before vLLM 0.29 keys are random in each process unless this is set.
+        environment = ENVIRONMENT | os.environ | {"PYTHONHASHSEED": "0"}
         with open(files["log"], "w") as log:
             try:
-                done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=ENGINE_TIMEOUT_S)
+                done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, timeout=ENGINE_TIMEOUT_S)
                 ended = f"failed with exit code {done.returncode}" if done.returncode else ""
             except subprocess.TimeoutExpired:
                 ended = f"did not end within {ENGINE_TIMEOUT_S:.0f} s"
@@ -106,10 +122,10 @@ def _replace_a_payload(folder: Path) -> None:
 
 def _print(asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequence[Answer]) -> None:
     rows: list[Sequence[object]] = [("prompt", "tokens", "reused", "first token without", "with")]
-    # The first one warms the engines up, so its times say nothing.
     for number, (tokens, before, after) in enumerate(zip(asked, plain, reused, strict=True)):
-        if number:
-            rows.append((number, len(tokens), after.reused_tokens, f"{before.first_token_ms:.0f} ms", f"{after.first_token_ms:.0f} ms"))
+        # The first one warms the engines up, so its times say nothing.
+        times = [f"{answer.first_token_ms:.0f} ms" if number else "" for answer in (before, after)]
+        rows.append((number or "warm-up", len(tokens), after.reused_tokens, *times))
     print()
     print(columns(rows, numbers=True))
 

@@ -32,9 +32,10 @@ def test_a_missing_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
         (["backends", "nope"], "backend nope: backend: is not known; installed are file, fs, memory"),
         (["backends", "no_such_module:factory"], "no_such_module"),
         (["demo", "--no-vllm", "--store", "memory:"], "demo: store: is not shared between processes"),
+        (["demo", "--no-vllm", "--location", "/tmp"], "demo: location: goes with --store"),
         (["demo", "--no-vllm", "--store", "file:///nowhere/at/all"], "location: /nowhere/at does not exist"),
     ],
-    ids=["unknown backend", "unknown module", "store of one process", "missing folder"],
+    ids=["unknown backend", "unknown module", "store of one process", "location alone", "missing folder"],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
