@@ -1,0 +1,509 @@
+"""No slot is lost or given out twice, and stores never take all, whatever happens in whatever order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tier_bench import key
+
+from kvstore_sdk.tier import work as module
+from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
+from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.work import Batch, Doubt, WorkQueue
+
+BYTES = 100
+FOREVER_S = 1e9
+
+
+class NothingToDoError(Exception):
+    """`next` would wait."""
+
+
+def all_items(job: Job, queued_store_bytes: int) -> list[Item]:
+    return [Item(job, place, BYTES) for place in range(len(job.keys))] if job.open else []
+
+
+class Queue(WorkQueue):
+    """A queue that is asked by one thread, which never waits."""
+
+    def __init__(self, *, slots: int = 8, threads: int = 4, max_threads: int = 6, batch: int = 4, probe_batch: int = 3) -> None:
+        super().__init__(
+            slots=slots, slot_bytes=4096, threads=threads, max_threads=max_threads, batch=batch, probe_batch=probe_batch, unfold=all_items
+        )
+
+        def wait(timeout: float | None = None) -> bool:
+            raise NothingToDoError
+
+        self._work.wait = wait  # type: ignore[method-assign]
+        self.started = 0
+        self.start_threads()
+
+    def start_threads(self) -> None:
+        while self.wants_thread():
+            self.started += 1
+
+    def take(self) -> Batch | None:
+        """The next batch; None when there is nothing to do."""
+        try:
+            return self.next()
+        except NothingToDoError:
+            return None
+
+
+def job(number: int, kind: Kind, chunks: list[int], namespace: str = "n", *, timeout_s: float = FOREVER_S) -> Job:
+    made = Job(number, kind, namespace, [key(chunk) for chunk in chunks], range(len(chunks)))
+    made.deadline_s += timeout_s
+    return made
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    made = Queue()
+    yield made
+    made.region.close()
+
+
+class QueueAgainstItsPromises(RuleBasedStateMachine):
+    """Drives a queue as a Tier and its threads do, in any order, and keeps book of every item and every slot."""
+
+    @initialize(slots=st.integers(2, 9), threads=st.integers(1, 5), more=st.integers(0, 3), batch=st.integers(1, 5))
+    def begin(self, slots: int, threads: int, more: int, batch: int) -> None:
+        self.now_s = 100.0
+        # Jobs take their times from the real clock, and live for ever; the queue's own waits are turned by the machine.
+        module.time = SimpleNamespace(monotonic=lambda: self.now_s)  # type: ignore[assignment]
+        self.slots, self.threads, self.batch = slots, threads, batch
+        self.queue = Queue(slots=slots, threads=threads, max_threads=threads + more, batch=batch)
+        self.numbers = itertools.count(1)
+        self.jobs: list[Job] = []
+        self.running: list[Batch] = []
+        self.late: set[int] = set()
+        self.doubts: dict[object, tuple[int, Kind]] = {}
+        # Items that wait, by (job, place), and those that were in a batch once.
+        self.waiting: set[tuple[int, int]] = set()
+        self.probes: list[Probe] = []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        # LEAK-03: when all has ended, every slot is free.
+        for batch in list(self.running):
+            self.queue.finish(batch)
+        self.running.clear()
+        self.waiting.clear()
+        self.queue.cancel()
+        self.now_s += 1.0
+        while self.queue._doubts:
+            batch = self.queue.take()
+            assert batch is not None
+            self.queue.finish(batch, settled=batch.doubts)
+            self.now_s += 1.0
+        assert sorted(self.queue._free) == list(range(self.slots))
+        assert not self.queue._in_stores
+        assert self.queue.quarantined_bytes == self.queue.queued_store_bytes == 0
+        assert self.queue.is_untouched
+        self.queue.region.close()
+        module.time = time
+
+    # What a tier does.
+
+    @rule(kind=st.sampled_from(Kind), chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8), namespace=st.sampled_from("nm"))
+    def put_job(self, kind: Kind, chunks: list[int], namespace: str) -> None:
+        made = job(next(self.numbers), kind, chunks, namespace)
+        self.jobs.append(made)
+        self.queue.put_job(made)
+        self.waiting |= {(made.job_id, place) for place in range(len(chunks))}
+
+    @rule(chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8))
+    def put_probes(self, chunks: list[int]) -> None:
+        made = [Probe(key(chunk), 0.0) for chunk in chunks]
+        self.probes += made
+        self.queue.put_probes("n", made)
+
+    @precondition(lambda self: self.probes)
+    @rule(data=st.data())
+    def nobody_waits_for_a_probe(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.probes)).over = True
+
+    @precondition(lambda self: any(one.open for one in self.jobs))
+    @rule(data=st.data(), forget=st.booleans())
+    def a_job_ends(self, data: st.DataObject, forget: bool) -> None:
+        ended = data.draw(st.sampled_from([one for one in self.jobs if one.open]))
+        ended.end(Outcome.FAILED)
+        self.waiting = {item for item in self.waiting if item[0] != ended.job_id}
+        if forget:
+            self.queue.forget_ended()
+
+    @rule()
+    def cancel(self) -> None:
+        probes, items = self.queue.cancel()
+        assert {(item.job.job_id, item.place) for item in items if item.job.open} == self.waiting
+        assert len(items) == len({(item.job.job_id, item.place) for item in items})
+        # All that were not given out, also those that nobody waits for any more.
+        assert {probe for probe in self.probes if not probe.over} <= set(probes)
+        self.waiting.clear()
+        self.probes.clear()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def a_call_is_late(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.running))
+        batch.deadline_s = self.now_s - 1.0
+        found = self.queue.late(self.now_s)
+        assert found == ([] if id(batch) in self.late else [batch])
+        self.late.add(id(batch))
+        self.queue.start_threads()
+
+    # What its threads do.
+
+    @precondition(lambda self: len(self.running) < self.queue._alive)
+    @rule()
+    def take(self) -> None:
+        free = len(self.queue._free)
+        before = self.queue._alive
+        batch = self.queue.take()
+        if batch is None:
+            if self.queue._alive == before and not self.is_held_up():
+                loads = {item for item in self.waiting if self.kind(item) is Kind.LOAD}
+                assert not (free and loads), "a load waited although a slot was free"
+                assert not [probe for probe in self.probes if not probe.over], "a probe waited"
+            return
+        self.running.append(batch)
+        assert (bool(batch.probes), bool(batch.doubts), bool(batch.items)).count(True) == 1
+        if batch.probes:
+            assert 0 < len(batch.probes) <= 3
+            assert not any(probe.over for probe in batch.probes)
+            assert batch.operation == "exists"
+            self.probes = [probe for probe in self.probes if probe not in batch.probes]
+        elif batch.doubts:
+            assert batch.operation == "settle"
+        else:
+            self.check_items(batch, free)
+
+    def check_items(self, batch: Batch, free: int) -> None:
+        assert 0 < len(batch.items) <= self.batch
+        assert len(batch.slots) == len(batch.items) <= free
+        assert len({item.key for item in batch.items}) == len(batch.items), "two items of one name in a call"
+        assert {(item.job.namespace, item.job.kind) for item in batch.items} == {(batch.namespace, batch.kind)}
+        for item in batch.items:
+            assert item.job.open
+            self.waiting.remove((item.job.job_id, item.place))
+        if batch.kind is Kind.STORE:
+            assert not [item for item in self.waiting if self.kind(item) is Kind.LOAD], "a store went before a load"
+            stores = [other for other in self.running if other.kind is Kind.STORE]
+            # One thread is left to loads, where there is more than one.
+            assert len(stores) < self.queue._alive or self.queue._alive == 1
+            assert self.store_slots() <= self.slots - max(1, self.slots // 4), "stores took the last share of the slots"
+
+    def store_slots(self) -> int:
+        running = sum(len(batch.slots) for batch in self.running if batch.kind is Kind.STORE)
+        return running + sum(kind is Kind.STORE for _, kind in self.doubts.values())
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.late.discard(id(batch))
+        if batch.doubts:
+            settled = data.draw(st.lists(st.sampled_from(list(batch.doubts)), unique_by=id))
+            for doubt in settled:
+                del self.doubts[doubt.ticket]
+            self.queue.finish(batch, settled=settled)
+            self.now_s += 0.2
+            return
+        doubts = []
+        for item, slot in zip(batch.items, batch.slots, strict=True):
+            fate = data.draw(st.sampled_from(["done", "done", "doubt", "again"]))
+            if fate == "doubt":
+                doubts.append(Doubt(object(), slot))
+                self.doubts[doubts[-1].ticket] = (slot, item.job.kind)
+            if fate == "again":
+                self.queue.again(item, self.now_s + data.draw(st.sampled_from([0.0, 0.5])))
+                if item.job.open:
+                    self.waiting.add((item.job.job_id, item.place))
+        self.queue.finish(batch, doubts)
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def is_held_up(self) -> bool:
+        """Whether items wait for their time."""
+        return any(due > self.now_s for due, _, _ in self.queue._later)
+
+    def kind(self, item: tuple[int, int]) -> Kind:
+        return self.jobs[item[0] - 1].kind
+
+    # What is true all the time.
+
+    @invariant()
+    def every_slot_is_in_one_place(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        places = Counter(self.queue._free)
+        places.update(slot for batch in self.running for slot in batch.slots)
+        places.update(slot for slot, _ in self.doubts.values())
+        assert places == Counter(range(self.slots))
+
+    @invariant()
+    def what_waits_is_counted(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        stores = [item for queue in self.queue._queues.values() for item in queue if item.job.kind is Kind.STORE]
+        stores += [item for _, _, item in self.queue._later if item.job.kind is Kind.STORE]
+        assert self.queue.queued_store_bytes == BYTES * len(stores)
+        assert self.queue.folded_store_chunks == sum(len(one.keys) for one in self.queue._folded if one.kind is Kind.STORE)
+
+    @invariant()
+    def what_is_out_of_use_is_counted(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        late = sum(len(batch.slots) for batch in self.running if batch.abandoned)
+        assert self.queue.quarantined_bytes == 4096 * (late + len(self.doubts))
+        assert self.queue.in_doubt == bool(self.doubts)
+        assert self.queue.is_untouched == (not self.running and not self.doubts)
+        assert self.queue._alive <= self.queue._max_threads
+        assert self.queue.is_stuck == (0 < self.queue._alive <= sum(batch.abandoned for batch in self.running))
+
+
+TestQueueAgainstItsPromises = QueueAgainstItsPromises.TestCase
+TestQueueAgainstItsPromises.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_probes_go_before_loads_before_stores(queue: Queue) -> None:
+    """LIV-09"""
+    queue.put_job(job(1, Kind.STORE, [1]))
+    queue.put_job(job(2, Kind.LOAD, [2]))
+    queue.put_probes("n", [Probe(key(3), 0.0)])
+    assert [queue.take().operation for _ in range(3)] == ["exists", "get", "put"]
+
+
+def test_stores_leave_a_quarter_of_threads_and_slots(queue: Queue) -> None:
+    """LIV-09: writing cannot hold up a request."""
+    queue.put_job(job(1, Kind.STORE, list(range(100))))
+    taken = list(iter(queue.take, None))
+    assert len(taken) <= 3
+    assert sum(len(batch.slots) for batch in taken) == 6
+    queue.put_job(job(2, Kind.LOAD, [200, 201]))
+    load = queue.take()
+    assert load.kind is Kind.LOAD
+    assert len(load.slots) == 1, "the others of the two slots are for the next thread"
+
+
+def test_the_only_thread_stores_too() -> None:
+    queue = Queue(threads=1, max_threads=1)
+    queue.put_job(job(1, Kind.STORE, [1]))
+    assert queue.take().kind is Kind.STORE
+
+
+def test_slots_of_stores_in_doubt_still_count_as_stores(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.STORE, list(range(100))))
+    for batch in list(iter(queue.take, None)):
+        queue.finish(batch, [Doubt(slot, slot) for slot in batch.slots])
+    assert queue.take().operation == "settle"
+    assert queue.take() is None
+    assert len(queue._free) == 2
+
+
+def test_a_job_is_spread_over_the_threads(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.LOAD, list(range(8))))
+    assert [len(queue.take().items) for _ in range(4)] == [2, 2, 1, 1]
+
+
+def test_two_of_one_name_go_one_after_the_other_in_order() -> None:
+    queue = Queue(threads=2)
+    queue.put_job(job(1, Kind.LOAD, [1, 1, 2, 3]))
+    first, second = queue.take(), queue.take()
+    assert [item.place for item in first.items] == [0, 2]
+    assert [item.place for item in second.items] == [1]
+
+
+def test_an_item_that_has_no_time_left_is_not_called_for(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.LOAD, [1], timeout_s=-0.001))
+    queue.put_job(job(2, Kind.LOAD, [2]))
+    assert [item.key for item in queue.take().items] == [key(2)]
+    assert queue.take() is None
+
+
+def test_a_retry_comes_when_it_is_due_and_not_before(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    item = Item(job(1, Kind.STORE, [1]), 0, BYTES)
+    queue.again(item, now_s + 0.5)
+    assert queue.take() is None
+    assert queue.queued_store_bytes == BYTES
+    now_s += 0.5
+    assert queue.take().items == [item]
+
+
+def test_a_retry_of_a_job_that_ended_is_dropped(queue: Queue) -> None:
+    ended = job(1, Kind.STORE, [1])
+    queue.again(Item(ended, 0, BYTES), 0.0)
+    ended.end(Outcome.FAILED)
+    assert queue.take() is None
+    assert queue.queued_store_bytes == 0
+
+
+def test_a_call_that_has_no_deadline_yet_is_not_late(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.LOAD, [1]))
+    batch = queue.take()
+    assert not queue.late(time.monotonic() + FOREVER_S)
+    assert queue.next_deadline_s() == float("inf")
+    batch.deadline_s = time.monotonic()
+    assert queue.next_deadline_s() > time.monotonic()
+    # A little grace for a call that stops at its deadline.
+    assert not queue.late(batch.deadline_s + 0.05)
+    assert queue.late(batch.deadline_s + 0.2) == [batch]
+    assert not queue.late(batch.deadline_s + 0.2)
+
+
+def test_threads_stand_in_for_late_calls_and_leave_when_they_return(queue: Queue) -> None:
+    for number in range(4):
+        queue.put_job(job(number, Kind.LOAD, [number]))
+    hung = [queue.take() for _ in range(4)]
+    for batch in hung:
+        batch.deadline_s = 1.0
+    assert not queue.is_stuck
+    assert not queue.wants_thread()
+    assert len(queue.late(time.monotonic())) == 4
+    assert queue.is_stuck
+    assert [queue.wants_thread() for _ in range(4)] == [True, True, False, False]
+    assert not queue.is_stuck
+    for batch in hung:
+        queue.finish(batch)
+    # Six threads, two too many: the first two that look for work end.
+    assert [queue.next() for _ in range(2)] == [None, None]
+    with pytest.raises(NothingToDoError):
+        queue.next()
+    assert not queue.wants_thread()
+
+
+def test_hung_stores_do_not_keep_others_from_storing_as_long_as_there_are_threads(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.STORE, list(range(3))))
+    hung = list(iter(queue.take, None))
+    assert len(hung) == 3
+    queue.put_job(job(2, Kind.STORE, [9]))
+    assert queue.take() is None
+    for batch in hung:
+        batch.deadline_s = 1.0
+    queue.late(time.monotonic())
+    queue.start_threads()
+    assert queue.take().kind is Kind.STORE
+
+
+def test_a_long_list_of_probes_is_cut_into_calls(queue: Queue) -> None:
+    queue.put_probes("n", [Probe(key(number), 0.0) for number in range(7)])
+    assert [len(queue.take().probes) for _ in range(3)] == [3, 3, 1]
+
+
+def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
+    for number in range(200):
+        ended = job(number, random.Random(number).choice(list(Kind)), [number])
+        queue.put_job(ended)
+        probe = Probe(key(number), 0.0)
+        queue.put_probes("n", [probe])
+        queue.again(Item(ended, 0, BYTES), FOREVER_S)
+        ended.end(Outcome.FAILED)
+        probe.over = True
+        queue.forget_ended()
+    assert not queue._probes
+    assert not queue._folded
+    assert not queue._later
+    assert not any(queue._queues.values())
+    assert queue.queued_store_bytes == queue.folded_store_chunks == 0
+
+
+class Workers:
+    """Threads that take batches from a queue and keep them until they are told."""
+
+    def __init__(self, number: int) -> None:
+        self.queue = WorkQueue(slots=8, slot_bytes=4096, threads=number, max_threads=number, batch=1, probe_batch=1, unfold=all_items)
+        self.taken: list[Batch] = []
+        self.ended = 0
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, name=f"worker-{n}") for n in range(number)]
+        while self.queue.wants_thread():
+            pass
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while (batch := self.queue.next()) is not None:
+            with self._lock:
+                self.taken.append(batch)
+            self.queue.finish(batch)
+        with self._lock:
+            self.ended += 1
+
+    def wait(self, batches: int) -> None:
+        end_s = time.monotonic() + 10.0
+        while len(self.taken) < batches:
+            assert time.monotonic() < end_s, f"{len(self.taken)} of {batches} batches were taken"
+            time.sleep(0.001)
+
+    def stop(self) -> None:
+        self.queue.stop()
+        for thread in self._threads:
+            thread.join(10.0)
+        assert self.ended == len(self._threads)
+        self.queue.region.close()
+
+
+@pytest.fixture
+def workers() -> Iterator[Any]:
+    made: list[Workers] = []
+
+    def start(number: int) -> Workers:
+        made.append(Workers(number))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+def test_waiting_threads_are_woken_for_all_there_is_to_do(workers: Any) -> None:
+    """No wake-up is lost: neither of a job's items, nor of probes, nor of what becomes due."""
+    pool = workers(3)
+    for round_number in range(30):
+        pool.queue.put_job(job(round_number, Kind.LOAD, [1, 2, 3, 4]))
+        pool.queue.put_probes("n", [Probe(key(1), 0.0), Probe(key(2), 0.0)])
+        pool.queue.again(Item(job(1000 + round_number, Kind.LOAD, [9]), 0, BYTES), time.monotonic() + 0.002)
+        pool.wait(7 * (round_number + 1))
+
+
+def test_who_waits_for_calls_to_end_takes_no_wake_up_from_a_thread(workers: Any) -> None:
+    pool = workers(1)
+    waiting = threading.Thread(target=lambda: pool.queue.wait_changed(time.monotonic() + 10.0))
+    waiting.start()
+    pool.queue.put_probes("n", [Probe(key(number), 0.0) for number in range(5)])
+    pool.wait(5)
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+
+
+def test_waiting_for_quiet_is_bounded(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.LOAD, [1]))
+    batch = queue.take()
+    began_s = time.monotonic()
+    assert not queue.wait_quiet(began_s + 0.05)
+    assert 0.04 < time.monotonic() - began_s < 5.0
+    queue.finish(batch)
+    assert queue.wait_quiet(time.monotonic())
+
+
+def test_a_stopped_queue_gives_nothing_out(queue: Queue) -> None:
+    queue.put_job(job(1, Kind.LOAD, [1]))
+    queue.stop()
+    assert queue.next() is None
+    assert not queue.wants_thread()
