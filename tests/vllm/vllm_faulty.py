@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvstore_sdk.backend import open_backend
+from kvstore_sdk.backend import Backend, open_backend
 from kvstore_sdk.testing import Fault, FaultyBackend
+from kvstore_sdk_backends.fs import open_fs
 
 SCRIPTS: dict[str, Sequence[Fault]] = {}
 """What goes wrong in the backend that is opened at a location."""
@@ -21,6 +23,17 @@ def open_faulty(location: str, *, max_record_bytes: int = 1 << 30) -> FaultyBack
     inner = open_backend("fs", {"max_record_bytes": max_record_bytes}, location=location)
     OPENED[location] = FaultyBackend(inner, SCRIPTS.pop(location, ()))
     return OPENED[location]
+
+
+def open_as_nobody(location: str) -> Backend:
+    """A folder, opened by a user who is not root: root may do anything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        return open_fs(location)
+    finally:
+        os.seteuid(user)
 
 
 def faulty_entry(folder: Path, *script: Fault, **options: Any) -> dict[str, Any]:
