@@ -13,7 +13,8 @@ A sweep removes what is provably of no use to a living writer, by one of two pro
 
 - **The lock is free**, and the names of kernel and mount are the sweeper's own. A lock (`flock`) belongs to the open file, not to
   a process id: it ends with its owner, however that ended, and it is seen through containers. It is taken before the folder
-  exists, so a folder without a holder is a dead writer's.
+  exists, so a folder without a holder is a dead writer's. (A child that was forked and does not close the backend keeps the lock
+  until it ends: then the sweep after that one finds it free.)
 - **The file is too old.** Across hosts a lock proves nothing, for a mount may keep locks to itself. But no put lasts longer
   than `LONGEST_PUT_S`: a writer that is still there after that gives up before it publishes. So a file that was not changed for
   twice as long is of no use to anybody. Ages are differences between two times of the filesystem's own clock.

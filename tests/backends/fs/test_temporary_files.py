@@ -242,10 +242,10 @@ def test_openings_and_sweeps_may_race(open_folder: Callable[..., FsBackend], tem
 def test_a_lock_that_a_sweep_took_first_is_given_up_for_another(
     temp_root: Path, open_folder: Callable[..., FsBackend], monkeypatch: pytest.MonkeyPatch, desk: Any
 ) -> None:
-    """The race of the test above, step by step: held by the sweep, or already removed by it."""
+    """The race of the test above, step by step: held by the sweep, removed by it, or removed and there again."""
     open_folder().close()
     real = fcntl.flock
-    turns = iter(["held", "removed", "free"])
+    turns = iter(["held", "removed", "replaced", "free"])
     seen: list[str] = []
 
     def interfere(fd: int, how: int) -> None:
@@ -253,14 +253,17 @@ def test_a_lock_that_a_sweep_took_first_is_given_up_for_another(
         seen.append(turn)
         if turn == "held":
             raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable")
-        if turn == "removed":
-            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if turn in ("removed", "replaced"):
+            os.unlink(path)
+        if turn == "replaced":
+            Path(path).touch()
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", interfere)
     monkeypatch.setattr(tempfiles, "_writers", lambda _: iter(()))
     store = open_folder()
-    assert seen == ["held", "removed", "free"]
+    assert seen == ["held", "removed", "replaced", "free"]
     assert desk.put(store, "a", b"x").status is PutStatus.STORED
     name = store._records._writer.name
     assert {name, f"{name}.lock"} <= {path.name for path in temp_root.iterdir()}
