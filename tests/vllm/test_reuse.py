@@ -51,7 +51,7 @@ def marker_is_in(data: bytes) -> bool:
 def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
     name: str, blocks_per_chunk: int, models: ModelShop, start: Callable[..., Engine], tmp_path: Path, marked_rows: list[int]
 ) -> None:
-    """HMA-01. Tokens and log-probabilities are equal, bit for bit; and they differ when one record holds something else.
+    """HMA-01. Tokens and log-probabilities are equal, bit for bit; and they differ where a record holds something else.
 
     What is compared with is the first engine's own second answer, for which vLLM took the KV from its own memory. vLLM's CPU kernel for MLA
     answers a prompt with a known beginning slightly differently from one that it computes as a whole, so for that model the first answers
@@ -59,21 +59,24 @@ def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
     """
     model = models(name)
     folder = tmp_path / "kv"
-    asked = prompts(2, PROMPT_TOKENS)
+    *asked, control = prompts(3, PROMPT_TOKENS)
+    extra = {"blocks_per_chunk": blocks_per_chunk}
 
-    first = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
-    chunk_tokens = first.block_tokens * blocks_per_chunk
-    expected_reuse = reusable(PROMPT_TOKENS, chunk_tokens)
+    first = start(model, entry(folder), extra=extra)
+    expected_reuse = reusable(PROMPT_TOKENS, first.block_tokens * blocks_per_chunk)
     computed = first.ask(asked)
     first.settle()
-    again = first.ask(asked)
+    good = set(record_paths(folder))
+    computed += first.ask([control])
+    first.settle()
+    again = first.ask([*asked, control])
     first.stop()
 
-    assert [answer.reused for answer in computed] == [0, 0]
-    assert [answer.reused for answer in again] == [expected_reuse] * 2
+    assert [answer.reused for answer in computed] == [0, 0, 0]
+    assert [answer.reused for answer in again] == [expected_reuse] * 3
     assert computed[0].differs(computed[1]) == float("inf"), "a model that answers everything alike proves nothing"
     if name != "deepseek":
-        assert [mine.differs(theirs) for mine, theirs in zip(computed, again, strict=True)] == [0.0, 0.0]
+        assert [mine.differs(theirs) for mine, theirs in zip(computed, again, strict=True)] == [0.0, 0.0, 0.0]
 
     records = record_paths(folder)
     assert len({key.group for key in records}) == model.groups
@@ -84,20 +87,15 @@ def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
         # The group with one layer where the others have two.
         assert len({header_of(path).payload_bytes for path in records.values()}) == 2
 
-    second = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
-    reused = second.ask(asked)
+    # The control: one record of the third prompt holds something else, and passes for a good one.
+    spoiled = next(key for key in records if key not in good)
+    replace_payload(spoiled, records[spoiled], random.Random(3).randbytes(header_of(records[spoiled]).payload_bytes))
+
+    second = start(model, entry(folder), extra=extra)
+    reused = second.ask([*asked, control])
     assert second.metrics.total("loads", "loaded") > 0
     second.stop()
-    assert [answer.reused / expected_reuse for answer in reused] == [1.0, 1.0]
-    assert [mine.differs(theirs) for mine, theirs in zip(reused, again, strict=True)] == [0.0, 0.0]
-
-    # The control: a wrong record that passes for a good one must show, or equal answers would prove nothing.
-    wrong = random.Random(3).randbytes
-    for key, path in records.items():
-        replace_payload(key, path, wrong(header_of(path).payload_bytes))
-        break
-    third = start(model, entry(folder), extra={"blocks_per_chunk": blocks_per_chunk})
-    spoiled = third.ask(asked)
-    third.stop()
-    assert [answer.reused for answer in spoiled] == [expected_reuse] * 2
-    assert any(mine.differs(theirs) > 0.0 for mine, theirs in zip(spoiled, again, strict=True))
+    assert [answer.reused / expected_reuse for answer in reused] == [1.0, 1.0, 1.0]
+    differences = [mine.differs(theirs) for mine, theirs in zip(reused, again, strict=True)]
+    assert differences[:2] == [0.0, 0.0]
+    assert differences[2] > 0.0, "wrong KV must show, or equal answers would prove nothing"

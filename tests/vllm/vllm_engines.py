@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm_models import TinyModel
@@ -132,8 +143,6 @@ class Engine:
 
     def settle(self, timeout_s: float = 20.0) -> None:
         """Step until the tier has reported every job: what was computed is stored."""
-        import time
-
         until_s = time.monotonic() + timeout_s
         while self.core.scheduler.connector.has_pending_push_work():
             if time.monotonic() > until_s:
@@ -162,3 +171,83 @@ def _forget_engine() -> None:
 def reusable(prompt_tokens: int, chunk_tokens: int) -> int:
     """Tokens of a prompt that can be reused: vLLM computes the last token always, and loads whole chunks."""
     return (prompt_tokens - 1) // chunk_tokens * chunk_tokens
+
+
+class EngineProcess:
+    """An engine in a process of its own, driven by `engine_process.py`."""
+
+    def __init__(self, model: TinyModel, tier: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+        here = Path(__file__).parent
+        root = here.parents[1]
+        paths = [root, root / "backends", root / "conformance", here]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
+        # A session of its own: its ranks are killed with it.
+        self._process = subprocess.Popen(
+            [sys.executable, here / "engine_process.py"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        described = dataclasses.asdict(model) | {"path": str(model.path)}
+        try:
+            self.block_tokens: int = self.send(start={"model": described, "tier": tier, "extra": extra, "options": options})["block_tokens"]
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def post(self, **command: Any) -> None:
+        """Send a command and wait for nothing."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command, default=str).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def receive(self, timeout_s: float = 240.0) -> Any:
+        """The answer to the oldest command that was not answered yet."""
+        assert self._process.stdout is not None
+        until_s = time.monotonic() + timeout_s
+        while True:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+            line = self._process.stdout.readline() if ready else b""
+            if line.startswith(b"ANSWER "):
+                return json.loads(line.removeprefix(b"ANSWER "))
+            if not line:
+                raise AssertionError(f"the engine's process does not answer: {self.log()[-4000:]}")
+
+    def send(self, **command: Any) -> Any:
+        self.post(**command)
+        return self.receive()
+
+    def ask(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        return [
+            Answer(
+                found["reused"], tuple(found["tokens"]), tuple(tuple((token, value) for token, value in step) for step in found["logprobs"])
+            )
+            for found in self.send(ask=prompts)
+        ]
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """`kill -9` of the process and of its ranks."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """End in peace, or by force after a while. Idempotent."""
+        if self._process.returncode is None:
+            try:
+                self.post(stop=True)
+                self._process.communicate(timeout=60)
+            except (subprocess.TimeoutExpired, BrokenPipeError):
+                self.kill()
+        self._log.close()

@@ -1,0 +1,93 @@
+"""Fingerprints of weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvstore_sdk.vllm.weights import digest_files, model_fingerprint
+
+SIZE = 4096
+
+
+def model(folder: Path, **tensors: torch.Tensor) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    given = {"a": torch.zeros(SIZE), "b": torch.ones(3, SIZE)} | tensors
+    save_file(given, folder / "model.safetensors")
+    return folder
+
+
+def test_equal_files_have_equal_fingerprints_wherever_they_lie(tmp_path: Path) -> None:
+    one = model(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "other")
+    assert digest_files(one) == digest_files(tmp_path / "other")
+    assert digest_files(one).startswith("files:")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a": torch.full((SIZE,), 1e-3)},
+        {"b": torch.full((3, SIZE), 2.0)},
+        {"c": torch.zeros(1)},
+        {"a": torch.zeros(SIZE, dtype=torch.bfloat16)},
+    ],
+    ids=["one tensor", "another", "one more", "another type"],
+)
+def test_other_weights_have_other_fingerprints(change: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """KEY-01: a fine-tune keeps every shape, and may touch one layer only."""
+    assert digest_files(model(tmp_path / "one")) != digest_files(model(tmp_path / "other", **change))
+
+
+def test_the_configuration_and_the_names_of_files_count(tmp_path: Path) -> None:
+    one = model(tmp_path / "one")
+    before = digest_files(one)
+    (one / "config.json").write_text('{"rope_theta": 1}')
+    changed = digest_files(one)
+    (one / "model.safetensors").rename(one / "model-00001.safetensors")
+    assert len({before, changed, digest_files(one)}) == 3
+
+
+def test_files_of_another_format_are_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(3_000_000))
+    before = digest_files(path)
+    data = bytearray(3_000_000)
+    data[-1] = 1
+    path.write_bytes(data)
+    assert digest_files(path) != before
+    path.write_bytes(b"")
+    assert digest_files(path).startswith("files:")
+
+
+@pytest.mark.parametrize("header", [b"\xff" * 8, (5).to_bytes(8, "little") + b"null", (2).to_bytes(8, "little") + b"{}"])
+def test_a_file_that_only_looks_like_safetensors_is_sampled_too(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header + bytes(10_000))
+    assert digest_files(path).startswith("files:")
+
+
+def fingerprint(model: str, load_format: str = "auto", commit: str | None = "c0ffee", **fields: Any) -> str:
+    return model_fingerprint(SimpleNamespace(model=model, hf_config=SimpleNamespace(_commit_hash=commit), **fields), load_format)
+
+
+def test_where_a_fingerprint_comes_from(tmp_path: Path) -> None:
+    """A commit says what came from the hub; a folder here says itself; and what is made up or streamed says nothing."""
+    folder = model(tmp_path / "one")
+    assert fingerprint("org/model") == "commit:c0ffee"
+    assert fingerprint("org/model", commit=None) == ""
+    assert fingerprint("org/model", "dummy") == ""
+    assert fingerprint(str(folder), "dummy") == ""
+    assert fingerprint(str(folder)) == digest_files(folder)
+    # The commit is that of the configuration, not of the weights.
+    assert fingerprint("org/model", model_weights="s3://bucket/model") == ""
+    assert fingerprint("org/model", hf_config_path="org/other") == ""
+    (folder / "model.safetensors").unlink()
+    assert fingerprint(str(folder)) == ""
