@@ -1,4 +1,4 @@
-"""Other processes."""
+"""Other processes, and disks that fail."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,37 @@ def children() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class Disk:
+    """Takes the place of functions of `os`, and puts them back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._real: dict[str, Any] = {}
+
+    def replace(self, name: str, made: Callable[..., Any]) -> None:
+        """`made` gets the real function first, and then what the caller gave."""
+        real = self._real.setdefault(name, getattr(os, name))
+        self._monkeypatch.setattr(os, name, lambda *args, **kwargs: made(real, *args, **kwargs))
+
+    def fail(self, name: str, code: int, times: int = 1 << 30, *, only: str = "") -> None:
+        """The next `times` calls fail, of those whose first argument has `only` in it."""
+        left = [times]
+
+        def failing(real: Any, *args: Any, **kwargs: Any) -> Any:
+            if not left[0] or only not in str(args[0]):
+                return real(*args, **kwargs)
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+
+        self.replace(name, failing)
+
+    def mend(self) -> None:
+        for name, real in self._real.items():
+            self._monkeypatch.setattr(os, name, real)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
