@@ -15,7 +15,7 @@ import pytest
 from kvstore_sdk.backend import ConfigError, Deadline, DeleteStatus, Failure, GetStatus, Mode, NoSpaceError, PutStatus, ReadOnlyError
 from kvstore_sdk_backends.fs import FsBackend
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount; test_faults.py shows the same with injected errors")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount; test_faults.py shows the like with injected errors")
 
 
 def later() -> Deadline:
