@@ -19,6 +19,8 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     # Without it vLLM binds this process, and every thread that a later test starts, to some of the cores.
     VLLM_CPU_OMP_THREADS_BIND="nobind",
+    # Two ranks with a thread for each core would wait for each other most of the time.
+    OMP_NUM_THREADS="1",
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_NO_USAGE_STATS="1",
     # vLLM compiles two small kernels with g++ otherwise: 15 seconds, and nothing here is about them.
