@@ -1,6 +1,6 @@
 """One side of the filesystem comparison: `python fs_child.py ours|vllm FOLDER direct|buffered`.
 
-A question is {"op": "put"|"get"|"clear", "chunk_bytes", "threads", "chunks", "tag"}; the answer {"seconds": ...}. `tag` names a set of
+A question is {"op": "put"|"get", "chunk_bytes", "threads", "chunks", "tag"}; the answer {"seconds": ...}. `tag` names a set of
 chunks: a get reads what the put with that tag stored. Creating the payload, choosing names and removing files are outside the timed part.
 *Ours* seals on put and verifies on get, as the Tier does: header, checksum and all.
 """
@@ -39,7 +39,7 @@ class Ours:
 
         stride = record_bytes(size)
         fit = self._region.size_bytes // stride
-        keys = [ChunkKey("ab" * 16, hashlib.sha256(f"{tag} {i}".encode()).digest(), 0) for i in range(chunks)]
+        keys = [ChunkKey("ab" * 16, bytes.fromhex(name), 0) for name in names(tag, chunks)]
         found = [(key, self._region.buffer((i % fit) * stride, stride)) for i, key in enumerate(keys)]
         return [found[i : i + BATCH] for i in range(0, chunks, BATCH)]
 
@@ -73,9 +73,9 @@ class Vllm:
 
     def prepare(self, tag: str, size: int, chunks: int) -> list[list[Any]]:
         fit = REGION_BYTES // size
-        names = [hashlib.sha256(f"{tag} {i}".encode()).hexdigest() for i in range(chunks)]
         # The layout of vLLM's FileMapper: three hex digits, two hex digits and the group, the hash.
-        found = [(str(self._folder / f"{name[:3]}/{name[3:5]}_g0/{name}.bin"), (i % fit) * size) for i, name in enumerate(names)]
+        paths = [str(self._folder / f"{name[:3]}/{name[3:5]}_g0/{name}.bin") for name in names(tag, chunks)]
+        found = [(path, (i % fit) * size) for i, path in enumerate(paths)]
         return [found[i : i + BATCH] for i in range(0, chunks, BATCH)]
 
     def put(self, size: int, batch: list[Any]) -> None:
@@ -87,6 +87,11 @@ class Vllm:
         from vllm.v1.kv_offload.tiering.fs.io import batch_load_block
 
         batch_load_block([path for path, _ in batch], self._view, [offset for _, offset in batch], size, self._direct)
+
+
+def names(tag: str, chunks: int) -> list[str]:
+    """64 hex digits for each chunk. The first 8, which choose the folder, are the same for every tag: a store in use has its folders."""
+    return [hashlib.sha256(f"{i}".encode()).hexdigest()[:8] + hashlib.sha256(f"{tag} {i}".encode()).hexdigest()[8:] for i in range(chunks)]
 
 
 def timed(work: Callable[[list[Any]], None], batches: list[list[Any]], threads: int) -> float:
@@ -124,13 +129,6 @@ def main() -> None:
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         size, chunks = question["chunk_bytes"], question["chunks"]
-        if question["op"] == "clear":
-            # Files only: both sides find their folders made, as in a store that has been in use for a while.
-            for parent, folders, files in os.walk(folder):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                for name in files:
-                    os.unlink(os.path.join(parent, name))
-            return {}
         work = store.put if question["op"] == "put" else store.get
         batches = store.prepare(question["tag"], size, chunks)
         if question["threads"] > len(batches):
