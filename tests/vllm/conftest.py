@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ os.environ.update(
     TORCH_COMPILE_DISABLE="1",
 )
 
-from vllm_engines import Engine
+from vllm_engines import Engine, Stored
 from vllm_models import ModelShop
 from vllm_stand import Stand
 
@@ -36,6 +37,18 @@ from vllm_stand import Stand
 def models(tmp_path_factory: pytest.TempPathFactory) -> ModelShop:
     """Builds tiny models of random weights, each once."""
     return ModelShop(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def stored(models: ModelShop, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """What an engine stored. Use a copy of it: `folder`."""
+    return Stored(models("llama"), tmp_path_factory.mktemp("stored") / "kv")
+
+
+@pytest.fixture
+def folder(stored: Stored, tmp_path: Path) -> Path:
+    """A copy of what was stored, to be spoiled."""
+    return Path(shutil.copytree(stored.folder, tmp_path / "kv"))
 
 
 @pytest.fixture

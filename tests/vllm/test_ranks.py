@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vllm_engines import EngineProcess, reusable
+from vllm_engines import PROMPT_TOKENS, EngineProcess, fs_entry, reusable
 from vllm_models import ModelShop, TinyModel, prompts
 from vllm_records import header_of, is_good, payload_of, record_paths, replace_payload
-
-PROMPT_TOKENS = 405
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ def processes() -> Iterator[list[EngineProcess]]:
 
 
 def begin(running: list[EngineProcess], model: TinyModel, folder: Path) -> EngineProcess:
-    engine = EngineProcess(model, {"type": "kvstore", "backend": "fs", "location": str(folder)}, tensor_parallel_size=2)
+    engine = EngineProcess(model, fs_entry(folder), tensor_parallel_size=2)
     running.append(engine)
     return engine
 

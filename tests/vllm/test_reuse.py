@@ -8,18 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vllm_engines import Engine, reusable
+from vllm_engines import PROMPT_TOKENS, Engine, fs_entry, reusable
 from vllm_models import ModelShop, prompts
 from vllm_records import header_of, is_good, record_paths, replace_payload
 
 from kvstore_sdk.vllm.worker import ScrubbedWorker
 
-PROMPT_TOKENS = 405
 MARKER = bytes(random.Random(5).randrange(1, 256) for _ in range(32))
-
-
-def entry(folder: Path) -> dict[str, object]:
-    return {"type": "kvstore", "module_path": "kvstore_sdk.vllm", "backend": "fs", "location": str(folder)}
 
 
 @pytest.fixture
@@ -62,7 +57,7 @@ def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
     *asked, control = prompts(3, PROMPT_TOKENS)
     extra = {"blocks_per_chunk": blocks_per_chunk}
 
-    first = start(model, entry(folder), extra=extra)
+    first = start(model, fs_entry(folder), extra=extra)
     expected_reuse = reusable(PROMPT_TOKENS, first.block_tokens * blocks_per_chunk)
     computed = first.ask(asked)
     first.settle()
@@ -91,7 +86,7 @@ def test_another_engine_reuses_all_that_can_be_reused_and_answers_the_same(
     spoiled = next(key for key in records if key not in good)
     replace_payload(spoiled, records[spoiled], random.Random(3).randbytes(header_of(records[spoiled]).payload_bytes))
 
-    second = start(model, entry(folder), extra=extra)
+    second = start(model, fs_entry(folder), extra=extra)
     reused = second.ask([*asked, control])
     assert second.metrics.total("loads", "loaded") > 0
     second.stop()

@@ -18,9 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_models import TinyModel
+from vllm_models import TinyModel, prompts
+from vllm_records import record_paths
+
+from kvstore_sdk.keys import ChunkKey
 
 HOST_BYTES = 16 << 20
+PROMPT_TOKENS = 405
+"""No whole number of blocks: at the end of the last one a known prompt leaves something to compute."""
 TOKENS = 6
 """How many tokens are generated for each prompt."""
 
@@ -160,6 +165,36 @@ class Engine:
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
         _forget_engine()
+
+
+def fs_entry(folder: Path, **options: Any) -> dict[str, Any]:
+    """A tier's entry for a folder."""
+    return {"type": "kvstore", "backend": "fs", "location": str(folder), **options}
+
+
+class Stored:
+    """What an engine stored in a folder: for each prompt its answer, and its records in the order of their names."""
+
+    def __init__(self, model: TinyModel, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.prompts = prompts(8, PROMPT_TOKENS)
+        self.answers: list[Answer] = []
+        self.keys: list[list[ChunkKey]] = []
+        engine = Engine(model, fs_entry(folder))
+        try:
+            self.reuse = reusable(PROMPT_TOKENS, engine.block_tokens)
+            for prompt in self.prompts:
+                before = set(record_paths(folder))
+                self.answers += engine.ask([prompt])
+                engine.settle()
+                self.keys.append([key for key in record_paths(folder) if key not in before])
+        finally:
+            engine.stop()
+
+    def check(self, answers: Sequence[Answer], first: int = 0) -> None:
+        """Assert that these are the right answers to the prompts from number `first` on."""
+        expected = self.answers[first : first + len(answers)]
+        assert [found.differs(answer) for found, answer in zip(answers, expected, strict=True)] == [0.0] * len(answers)
 
 
 def _forget_engine() -> None:
