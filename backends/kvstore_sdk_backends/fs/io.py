@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import stat
 import threading
@@ -28,6 +29,9 @@ _REFUSALS = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 # Opening a FIFO or a device that stands in a record's place must not wait for a peer.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_SPILL = memoryview(mmap.mmap(-1, PAGE_BYTES))
+"""Where the byte after a record would go. Any number of reads may share it: nobody looks at it."""
 
 _Step = Callable[[int, Sequence[memoryview], int], int]
 """`os.pwritev` or `os.preadv`."""
@@ -98,17 +102,29 @@ def read_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: Direc
     """
     fd, unbuffered = _open(path, _READ, parts, direct)
     try:
-        facts = os.fstat(fd)
-        if facts.st_size != size_bytes or not stat.S_ISREG(facts.st_mode):
-            if not stat.S_ISREG(facts.st_mode):
-                raise OSError(errno.EISDIR, "a folder or a special file stands in the record's place")
-            raise WrongSizeError(facts.st_size)
         views = [part.view for part in parts]
-        done = _transfer(os.preadv, fd, views, size_bytes, unbuffered, stopped)
-        if done < size_bytes:
-            raise WrongSizeError(done)
+        # One page more than asked for, so that the read itself tells a file that is too long: no question for its size is needed.
+        whole = 0 < size_bytes <= CHUNK_BYTES and len(views) < IOV_MAX
+        try:
+            done = _transfer(os.preadv, fd, [*views, _SPILL] if whole else views, size_bytes, unbuffered, stopped)
+        except OSError as cause:
+            _check_kind(fd, cause)
+            raise
+        if done != size_bytes or not whole:
+            facts = _check_kind(fd, None)
+            if facts.st_size != size_bytes or done < size_bytes:
+                # A file that shrank meanwhile, or was too short, has the size that was read.
+                raise WrongSizeError(facts.st_size if done >= size_bytes else min(done, facts.st_size))
     finally:
         os.close(fd)
+
+
+def _check_kind(fd: int, cause: OSError | None) -> os.stat_result:
+    """The facts about an open file; EISDIR when it is no plain file."""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EISDIR, "a folder or a special file stands in the record's place") from cause
+    return facts
 
 
 def _open(path: str, flags: int, parts: Sequence[Buffer], direct: DirectIO) -> tuple[int, DirectIO | None]:
