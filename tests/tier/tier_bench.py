@@ -14,7 +14,9 @@ from kvstore_sdk.format import record_bytes
 from kvstore_sdk.identity import GroupIdentity, KVIdentity
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.testing import FaultyBackend
-from kvstore_sdk.tier import JobResult, Lookup, Tier, TierEvent, TierSettings
+from kvstore_sdk.tier import JobResult, Lookup, Tier, TierSettings
+
+__all__ = ["FAST", "HOLE", "LIMIT_S", "PAYLOAD_BYTES", "SLOT_BYTES", "Engine", "Memory", "Shop", "identity", "key", "keys", "payload"]
 
 PAYLOAD_BYTES = {0: 5000, 1: 900}
 """Of each group: neither is a multiple of a page."""
@@ -270,7 +272,7 @@ class Engine:
         return len(free) == len(set(free)) == self.tier._work.region.size_bytes // self.tier._work.slot_bytes
 
     def io_threads(self) -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name.startswith(f"{self.tier.name}-io-")]
+        return [thread for thread in self.tier._threads if thread.is_alive()]
 
     def close(self) -> None:
         """Let what hangs go on, and close."""
@@ -314,20 +316,3 @@ class Shop:
 
     def replace(self, one_key: bytes, record: bytes) -> None:
         self.write(self.name(one_key), record)
-
-
-__all__ = [
-    "FAST",
-    "HOLE",
-    "LIMIT_S",
-    "PAYLOAD_BYTES",
-    "SLOT_BYTES",
-    "Engine",
-    "Memory",
-    "Shop",
-    "TierEvent",
-    "identity",
-    "key",
-    "keys",
-    "payload",
-]
