@@ -158,6 +158,11 @@ class Engine:
         """Reset the engine's caches and the tier's, as an update of the weights does."""
         self._llm.reset_prefix_cache(reset_running_requests=False, reset_connector=True)
 
+    def reset_own_caches(self) -> None:
+        """Forget what the engine and vLLM's host tier hold; the tier under test is not told."""
+        self._llm.reset_prefix_cache()
+        self.manager.primary_tier.reset_cache()
+
     def stop(self) -> None:
         """Shut down and leave nothing behind. Idempotent."""
         if self._llm is None:
