@@ -148,21 +148,20 @@ class Desk:
         """Keys of jobs have ended, and with its last one a job has. Those that had ended before, or whose job had, are ignored."""
         counts: Counter[tuple[str, str]] = Counter()
         moved: Counter[str] = Counter()
-        finished = []
+        jobs: dict[int, Job] = {}
         for job, place, outcome, result, moved_bytes in endings:
-            counts_too, job_result = job.settle(place, outcome, moved_bytes)
-            if counts_too:
+            if job.settle(place, outcome, moved_bytes):
+                jobs[job.job_id] = job
                 counts[_COUNTER[job.kind], result] += 1
                 moved[_BYTES[job.kind]] += moved_bytes
-            if job_result is not None:
-                finished.append(job_result)
         for (counter, result), number in counts.items():
             self._metrics.count(counter, result, by=number)
         for counter, number in moved.items():
             if number:
                 self._metrics.count(counter, by=number)
         # Last: whoever has the result of a job can see what was counted.
-        self.finished.extend(finished)
+        for job in jobs.values():
+            job.close(self.finished.append)
 
     def next_deadline_s(self) -> float:
         """When the next job has to end; infinity when there is none."""
@@ -269,9 +268,7 @@ class Desk:
 
     def _end(self, job: Job, outcome: Outcome, result: str) -> list[bytes]:
         """Close a job as it is. Returns the keys that had not ended."""
-        job_result, rest = job.end(outcome)
-        if job_result is not None:
-            if rest:
-                self._metrics.count(_COUNTER[job.kind], result, by=len(rest))
-            self.finished.append(job_result)
+        rest = job.end(outcome, self.finished.append)
+        if rest:
+            self._metrics.count(_COUNTER[job.kind], result, by=len(rest))
         return rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -81,37 +81,36 @@ class Job:
         self._left = len(self.keys)
         self._moved_bytes = 0
 
-    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> tuple[bool, JobResult | None]:
-        """Record how a key ended.
-
-        Returns:
-            Whether it counts, which it does not when the key or the job had ended before; and the job's result, if that was the last one.
-        """
+    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> bool:
+        """Record how a key ended. Returns whether it counts, which it does not when the key or the job had ended before."""
         with self.lock:
             if not self.open or self._outcomes[place] is not None:
-                return False, None
+                return False
             self._outcomes[place] = outcome
             self._moved_bytes += moved_bytes
             self._left -= 1
-            return True, None if self._left else self._close()
+            return True
 
-    def end(self, outcome: Outcome) -> tuple[JobResult | None, list[bytes]]:
-        """Close the job: what is not settled ends like this.
+    def close(self, give: Callable[[JobResult], None]) -> None:
+        """Close the job if all its keys have ended. `give` gets its result, before anybody can see that the job is closed."""
+        with self.lock:
+            if self.open and not self._left:
+                self._close(give)
 
-        Returns:
-            The result, None when the job was closed before; and the keys that were not settled.
-        """
+    def end(self, outcome: Outcome, give: Callable[[JobResult], None]) -> list[bytes]:
+        """Close the job: what is not settled ends like this. `give` gets its result. Returns the keys that were not settled."""
         with self.lock:
             if not self.open:
-                return None, []
+                return []
             rest = [key for key, found in zip(self.keys, self._outcomes, strict=True) if found is None]
             self._outcomes = [found or outcome for found in self._outcomes]
-            return self._close(), rest
+            self._close(give)
+            return rest
 
-    def _close(self) -> JobResult:
-        self.open = False
+    def _close(self, give: Callable[[JobResult], None]) -> None:
         done, failed, skipped = map(self._ended_as, (Outcome.DONE, Outcome.FAILED, Outcome.SKIPPED))
-        return JobResult(self.job_id, done, failed, skipped, self._moved_bytes, time.monotonic() - self.submitted_s)
+        give(JobResult(self.job_id, done, failed, skipped, self._moved_bytes, time.monotonic() - self.submitted_s))
+        self.open = False
 
     def _ended_as(self, outcome: Outcome) -> tuple[bytes, ...]:
         return tuple(key for key, found in zip(self.keys, self._outcomes, strict=True) if found is outcome)
