@@ -41,6 +41,24 @@ def test_drain_waits_until_jobs_have_ended_although_nobody_polls(new_engine: New
     assert not engine.tier.busy
 
 
+def test_after_a_drain_every_result_is_ready_however_slow_the_threads_are(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T15: the engine asserts it, in the very next line."""
+    engine = new_engine(drain_timeout_s=LIMIT_S)
+    count = engine.tier.metrics.count
+
+    def slow(name: str, *labels: str, by: float = 1) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.002)
+        count(name, *labels, by=by)
+
+    monkeypatch.setattr(engine.tier.metrics, "count", slow)
+    for number in range(20):
+        job = engine.submit_store([key(number)], rows=[number])
+        engine.tier.drain()
+        assert [result.job_id for result in engine.tier.poll()] == [job]
+        assert not engine.tier.busy
+
+
 def test_drain_is_bounded_and_afterwards_nothing_touches_a_row(new_engine: NewEngine) -> None:
     """T15, T16: every result is ready, also of what hangs, and what still runs has no way to the engine's memory."""
     backend = faulty()

@@ -321,7 +321,8 @@ def test_sixteen_reads_that_hang_stop_nothing_else(new_engine: NewEngine) -> Non
     backend = faulty(calls=16)
     engine = new_engine(backend, io_threads=16, batch_records=1, load_timeout_s=0.3, close_timeout_s=0.5, breaker_failures=100)
     engine.store(keys(20))
-    backend.arm(Fault("get", Hang()))
+    # It does not even let go of them when it is closed.
+    backend.arm(Fault("get", Hang()), Fault("close", Hang()))
     hung = [engine.submit_load([key(number)], rows=[number]) for number in range(16)]
     assert backend.wait_hanging(16)
     late = engine.submit_load([key(17)], rows=[17])

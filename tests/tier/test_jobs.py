@@ -26,17 +26,16 @@ def test_a_job_has_one_result_whatever_order_its_keys_end_in(count: int, steps: 
         was_open = job.open
         if place >= count:
             # Its time is over.
-            result, rest = job.end(Outcome.FAILED)
+            rest = job.end(Outcome.FAILED, results.append)
             assert rest == ([key(left) for left in range(count) if left not in ended] if was_open else [])
             for left in range(count) if was_open else ():
                 ended.setdefault(left, (Outcome.FAILED, 0))
         else:
-            counts, result = job.settle(place, outcome, moved)
+            counts = job.settle(place, outcome, moved)
             assert counts == (was_open and place not in ended)
             if counts:
                 ended[place] = (outcome, moved)
-        if result is not None:
-            results.append(result)
+            job.close(results.append)
         assert job.open == (len(ended) < count)
     assert len(results) == (len(ended) == count)
     for result in results:
@@ -49,32 +48,36 @@ def test_a_job_has_one_result_whatever_order_its_keys_end_in(count: int, steps: 
 
 
 def test_threads_that_end_one_job_at_once_make_one_result() -> None:
+    """And whoever sees that the job is closed can have its result: the engine asserts that after a drain (T15)."""
     for _ in range(50):
         job = Job(1, Kind.STORE, "n", keys(8), range(8))
-        start = threading.Barrier(5)
-        results: list[JobResult | None] = []
+        start = threading.Barrier(6)
+        results: list[JobResult] = []
         counted: list[bool] = []
 
-        def settle(job: Job, start: threading.Barrier, results: list[JobResult | None], counted: list[bool]) -> None:
+        def settle(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
             start.wait(10)
             for place in range(8):
-                counts, result = job.settle(place, Outcome.DONE, 1)
-                counted.append(counts)
-                results.append(result)
+                counted.append(job.settle(place, Outcome.DONE, 1))
+                job.close(results.append)
 
-        def expire(job: Job, start: threading.Barrier, results: list[JobResult | None], counted: list[bool]) -> None:
+        def expire(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
             start.wait(10)
-            result, rest = job.end(Outcome.FAILED)
-            counted.extend([True] * len(rest))
-            results.append(result)
+            counted.extend([True] * len(job.end(Outcome.FAILED, results.append)))
 
-        work = [settle] * 4 + [expire]
+        def watch(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
+            start.wait(10)
+            while job.open:
+                pass
+            counted.append(not results)
+
+        work = [settle] * 4 + [expire, watch]
         threads = [threading.Thread(target=each, args=(job, start, results, counted)) for each in work]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(10)
-        [result] = [result for result in results if result is not None]
+        [result] = results
         assert len(result.done) + len(result.failed) == 8
         assert counted.count(True) == 8
         assert result.moved_bytes == len(result.done)

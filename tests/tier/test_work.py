@@ -139,7 +139,7 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
     @rule(data=st.data(), forget=st.booleans())
     def a_job_ends(self, data: st.DataObject, forget: bool) -> None:
         ended = data.draw(st.sampled_from([one for one in self.jobs if one.open]))
-        ended.end(Outcome.FAILED)
+        ended.end(Outcome.FAILED, lambda result: None)
         self.waiting = {item for item in self.waiting if item[0] != ended.job_id}
         if forget:
             self.queue.forget_ended()
@@ -349,7 +349,7 @@ def test_a_retry_comes_when_it_is_due_and_not_before(queue: Queue, monkeypatch: 
 def test_a_retry_of_a_job_that_ended_is_dropped(queue: Queue) -> None:
     ended = job(1, Kind.STORE, [1])
     queue.again(Item(ended, 0, BYTES), 0.0)
-    ended.end(Outcome.FAILED)
+    ended.end(Outcome.FAILED, lambda result: None)
     assert queue.take() is None
     assert queue.queued_store_bytes == 0
 
@@ -413,7 +413,7 @@ def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
         probe = Probe(key(number), 0.0)
         queue.put_probes("n", [probe])
         queue.again(Item(ended, 0, BYTES), FOREVER_S)
-        ended.end(Outcome.FAILED)
+        ended.end(Outcome.FAILED, lambda result: None)
         probe.over = True
         queue.forget_ended()
     assert not queue._probes
