@@ -106,6 +106,7 @@ class Tier:
         )
         self._calls = Calls(backend, self.metrics, name)
         self._news: deque[News] = deque()
+        self._urgent = False
         self._events: deque[TierEvent] = deque(maxlen=_MAX_EVENTS)
         self._desk = Desk(
             name=name,
@@ -129,7 +130,7 @@ class Tier:
             settings=settings,
             metrics=self.metrics,
             breakers=self._breakers,
-            tell=self._news.append,
+            tell=self._tell,
             settle=self._desk.settle,
             first_store=Manifests(self._calls, self._work, self.metrics, lambda: self.identity).after_store,
         )
@@ -195,8 +196,8 @@ class Tier:
         if now >= self._watch_at_s:
             self._watch(now)
         results = self._desk.take_finished() if self._desk.finished else []
-        # After the results: whatever was told of their keys, it was told before they ended.
-        if self._news:
+        # After the results: whatever was told of their keys, it was told before they ended. What else was stored can wait for `flush`.
+        if self._urgent or (results and self._news):
             self._hear()
         return results
 
@@ -282,9 +283,16 @@ class Tier:
 
     # Inside.
 
+    def _tell(self, news: News) -> None:
+        """On one of our threads. An answer or a loss is what a request may wait for."""
+        self._news.append(news)
+        if not isinstance(news, Stored):
+            self._urgent = True
+
     def _hear(self) -> None:
         """Take in what the threads found out, in order; what was stored by one batch after another is taken in together."""
         table, news, namespace = self._table, self._news, self._namespace
+        self._urgent = False
         fresh: tuple[bytes, ...] = ()
         there: tuple[bytes, ...] = ()
         while news:
@@ -296,10 +304,11 @@ class Tier:
                 if news:
                     continue
             if fresh or there:
-                table.stored(fresh)
-                table.seen(there)
                 if fresh:
+                    table.stored(fresh)
                     self._note(fresh, removed=False)
+                if there:
+                    table.seen(there)
                 fresh = there = ()
             if isinstance(said, Answered):
                 if table.answer(said.probe, said.present):
@@ -392,7 +401,7 @@ class Tier:
 
     def _give_up(self, probes: Iterable[Probe], items: Iterable[Item]) -> None:
         for probe in probes:
-            self._news.append(Answered(probe, None))
+            self._tell(Answered(probe, None))
         self._desk.settle([item.ended(Outcome.FAILED, "failed") for item in items])
 
     def _close_backend(self) -> None:
