@@ -122,7 +122,7 @@ class Ledger:
         for row, fill in self.painted.items():
             assert self.engine.memory.is_painted(row, fill), f"row {row} was touched after its job was reported"
 
-    def finish(self, backend: FaultyBackend) -> None:
+    def finish(self, backend: FaultyBackend, *, closed: bool = False) -> None:
         """Everything that was submitted ends, every slot comes back, and every chunk was counted once."""
 
         def in_rest() -> bool:
@@ -131,7 +131,13 @@ class Ledger:
             self.step()
             return not self.engine.tier.busy and self.engine.tier._work.is_untouched and self.engine.all_slots_free()
 
-        self.engine.wait(in_rest, "the end of every job, and every slot")
+        def is_over() -> bool:
+            backend.heal()
+            self.step()
+            return not self.engine.tier.busy
+
+        # Who closed gave up what was in doubt then.
+        self.engine.wait(is_over if closed else in_rest, "the end of every job, and every slot")
         self.step()
         assert self.engine.results.keys() == self.jobs.keys()
         self.rows_are_left_alone()
@@ -162,9 +168,10 @@ class TierInAnyOrder(RuleBasedStateMachine):
             store_timeout_s=0.06,
             lookup_timeout_s=0.06,
             drain_timeout_s=0.06,
-            close_timeout_s=LIMIT_S,
+            close_timeout_s=0.3,
             breaker_probe_s=0.02,
         )
+        self.closed = False
         self.ledger = Ledger(engine)
         self.tier = engine.tier
         self.asked: dict[tuple[str, bytes], float] = {}
@@ -173,11 +180,13 @@ class TierInAnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         try:
-            self.ledger.finish(self.backend)
+            self.ledger.finish(self.backend, closed=self.closed)
             assert self.recording.breaches == []
         finally:
             self.backend.heal()
             self.tier.close()
+        for thread in self.ledger.engine.io_threads():
+            thread.join(LIMIT_S)
         assert not self.ledger.engine.io_threads()
         assert self.tier.poll() == []
 
@@ -234,6 +243,14 @@ class TierInAnyOrder(RuleBasedStateMachine):
         self.tier.reset()
         # The engine's weights are others now: equal keys mean other bytes.
         self.ledger.generation += 1
+        self.ledger.step()
+        assert not self.tier.busy
+
+    @precondition(lambda self: not self.closed and len(self.ledger.jobs) > 10)
+    @rule()
+    def close(self) -> None:
+        self.tier.close()
+        self.closed = True
         self.ledger.step()
         assert not self.tier.busy
 
