@@ -209,37 +209,46 @@ def _remove(root: str, name: str, stale_before: float | None, deadline: Deadline
     """
     removed = 0
     with contextlib.suppress(FileNotFoundError):
-        removed = _clear(f"{root}/{name}", stale_before, deadline, 1)
+        removed = _clear(f"{root}/{name}", None, stale_before, deadline, 1)
     if not os.path.lexists(f"{root}/{name}"):
         with contextlib.suppress(OSError):
-            if _stale(f"{root}/{name}.lock", stale_before):
+            if _is_stale(os.stat(f"{root}/{name}.lock", follow_symlinks=False), stale_before):
                 os.unlink(f"{root}/{name}.lock")
     return removed
 
 
-def _clear(folder: str, stale_before: float | None, deadline: Deadline, depth: int) -> int:
-    # Asked before anything is removed, for that changes the folder.
-    folder_stale = _stale(folder, stale_before)
+def _clear(folder: str, above: int | None, stale_before: float | None, deadline: Deadline, depth: int) -> int:
+    """Remove what is in `folder`, a path, or a name in the open folder `above`; then the folder itself, if nothing is left.
+
+    Each folder is held open and nothing is found by a path through it: whoever may write here could put a link to somebody's files in
+    a folder's place, at any moment. Of a link, the link itself is removed at most.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     removed = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if deadline.expired:
-                return removed
-            # Gone already, or the writer lives and a file came in: either is as it should be.
-            with contextlib.suppress(OSError):
-                if depth and entry.is_dir(follow_symlinks=False):
-                    removed += _clear(entry.path, stale_before, deadline, depth - 1)
-                elif _stale(entry.path, stale_before):
-                    os.unlink(entry.path)
-                    removed += 1
+    try:
+        # Asked before anything is removed, for that changes the folder.
+        folder_stale = _is_stale(os.fstat(fd), stale_before)
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if deadline.expired:
+                    return removed
+                # Gone already, or the writer lives and a file came in: either is as it should be.
+                with contextlib.suppress(OSError):
+                    if depth and entry.is_dir(follow_symlinks=False):
+                        removed += _clear(entry.name, fd, stale_before, deadline, depth - 1)
+                    elif _is_stale(entry.stat(follow_symlinks=False), stale_before):
+                        os.unlink(entry.name, dir_fd=fd)
+                        removed += 1
+    finally:
+        os.close(fd)
     if folder_stale:
         with contextlib.suppress(OSError):
-            os.rmdir(folder)
+            os.rmdir(folder, dir_fd=above)
     return removed
 
 
-def _stale(path: str, stale_before: float | None) -> bool:
-    return stale_before is None or os.stat(path, follow_symlinks=False).st_mtime < stale_before
+def _is_stale(facts: os.stat_result, stale_before: float | None) -> bool:
+    return stale_before is None or facts.st_mtime < stale_before
 
 
 def _writers(temp_root: str) -> Iterator[str]:

@@ -161,6 +161,54 @@ def test_what_is_no_writers_is_left_alone(store: FsBackend, temp_root: Path) -> 
     assert (temp_root / "mine/file").exists()
 
 
+@pytest.mark.parametrize("lock", [True, False], ids=["dead here", "old from elsewhere"])
+@pytest.mark.parametrize("where", ["writer", "subfolder", "file"])
+def test_a_sweep_follows_no_link(store: FsBackend, temp_root: Path, tmp_path: Path, where: str, lock: bool) -> None:
+    """Whoever may write to the store could otherwise have it delete what only the engine's user may delete."""
+    precious = tmp_path / "home/3/thesis"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    (precious.parents[1] / "notes").write_text("precious")
+    dead = Remains(temp_root, lock=lock)
+    dead.age(3 * HOUR)
+    dead.file.unlink()
+    link = {"writer": dead.folder, "subfolder": dead.file.parent, "file": dead.file}[where]
+    if where != "file":
+        dead.file.parent.rmdir()
+    if where == "writer":
+        dead.folder.rmdir()
+    link.symlink_to(precious if where == "file" else precious.parents[1])
+    for path in (precious, precious.parent, precious.parents[1], precious.parents[1] / "notes", link, link.parent):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    store.sweep()
+    assert precious.read_text() == "precious"
+    assert (precious.parents[1] / "notes").exists()
+    assert where == "writer" or not os.path.lexists(link), "the link itself is nothing but remains"
+
+
+def test_a_folder_that_becomes_a_link_during_the_sweep_is_not_followed(
+    store: FsBackend, temp_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "home/thesis"
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    dead = Remains(temp_root)
+    real = os.open
+
+    def swap(path: Any, *args: Any, **kwargs: Any) -> int:
+        # In the instant after it was seen to be a folder.
+        if path == "3":
+            dead.file.unlink()
+            dead.file.parent.rmdir()
+            dead.file.parent.symlink_to(precious.parent)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", swap)
+    assert store.sweep() == 0
+    assert dead.file.parent.is_symlink(), "the swap took place"
+    assert precious.read_text() == "precious"
+
+
 def test_a_sweep_is_bounded_and_the_next_one_goes_on(store: FsBackend, temp_root: Path) -> None:
     dead = [Remains(temp_root) for _ in range(5)]
     assert store.sweep(Deadline.after(-1.0)) == 0
@@ -171,10 +219,11 @@ def test_a_sweep_is_bounded_and_the_next_one_goes_on(store: FsBackend, temp_root
 def test_a_sweep_goes_past_what_it_may_not_remove(store: FsBackend, temp_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The remains of another user."""
     theirs, ours = Remains(temp_root), Remains(temp_root)
+    kept = theirs.file.parent.stat().st_ino
     unlink = os.unlink
 
     def refuse(path: Any, **kwargs: Any) -> None:
-        if theirs.name in str(path):
+        if "dir_fd" in kwargs and os.fstat(kwargs["dir_fd"]).st_ino == kept:
             raise PermissionError(errno.EACCES, "Permission denied")
         unlink(path, **kwargs)
 
