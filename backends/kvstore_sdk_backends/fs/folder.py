@@ -97,8 +97,9 @@ def has_marker(root: str) -> bool:
         OSError: the marker cannot be read.
     """
     try:
-        with open(f"{root}/{MARKER}", "rb") as source:
-            text = source.read(_MARKER_MAX_BYTES)
+        # A FIFO in its place must not be waited for: puts look here when the folder of temporary files is gone.
+        with open(os.open(f"{root}/{MARKER}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as source:
+            text = source.read(_MARKER_MAX_BYTES) or b""
     except FileNotFoundError:
         return False
     # What a power cut may leave of it. Waiting for the disk instead would take seconds on a busy one.

@@ -145,6 +145,20 @@ def test_a_marker_that_cannot_be_read_is_refused_with_the_way_out(tmp_path: Path
     assert "delete that file" in refused(tmp_path)
 
 
+def test_a_marker_that_is_a_fifo_is_not_waited_for(folder: Path, store: FsBackend, desk: Any) -> None:
+    """LIV-07's kind: a put looks at the marker when its folder of temporary files is gone."""
+    marker = folder / ".kvstore/format.json"
+    marker.unlink()
+    os.mkfifo(marker)
+    shutil.rmtree(folder / ".kvstore/tmp")
+    result = desk.put(store, "v1/a", b"x")
+    assert result.status is PutStatus.FAILED
+    assert "is not this store any more" in str(result.error)
+    with contextlib.closing(open_fs(str(folder))) as again:
+        assert json.loads(marker.read_text()) == MARKER
+        assert desk.put(again, "v1/a", b"x").status is PutStatus.STORED
+
+
 @pytest.mark.parametrize("text", [b"", b"\0" * 47, b"\n"])
 def test_a_marker_that_a_power_cut_emptied_is_written_again(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".kvstore").mkdir()
