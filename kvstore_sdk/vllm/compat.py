@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "SHARES_REGION_BETWEEN_REPLICAS",
     "ParallelFacts",
     "SpecFacts",
+    "borrow_logging",
     "cache_layout",
     "check_version",
     "current_config",
@@ -166,6 +168,14 @@ SHARES_REGION_BETWEEN_REPLICAS = "instance_id" in inspect.signature(SharedOffloa
 def key_position(request: Any, key: bytes) -> int | None:
     """The token at which `key` ends in this request, where the engine says it."""
     return request.get_offload_key_position(key) if HAS_KEY_POSITIONS else None
+
+
+def borrow_logging() -> None:
+    """Let the SDK log as vLLM does, in a process where nobody said how it should: vLLM sets up its own loggers only."""
+    ours, theirs = logging.getLogger("kvstore_sdk"), logging.getLogger("vllm")
+    if not ours.hasHandlers() and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
 
 
 def medium() -> Any:

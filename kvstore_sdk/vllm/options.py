@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -29,7 +30,10 @@ class AdapterOptions:
         may_store: Annotated[bool, "store chunks, not only look them up"] = True,
         private: Annotated[bool, "keep the chunks of this engine to itself, under names that nobody else can know"] = False,
         weights_version: Annotated[str, "names the weights, in place of a fingerprint of them"] = "",
-        tenant_salt: Annotated[str, "secret of a tenant: other salts, other names; it is stored nowhere"] = "",
+        tenant_salt: Annotated[
+            str, "secret of a tenant: other salts, other names. The SDK shows it nowhere, but vLLM logs its configuration"
+        ] = "",
+        tenant_salt_env: Annotated[str, "name of the environment variable that holds the salt instead"] = "",
         trusted_hash_seed: Annotated[
             bool, "share chunks although the engine hashes with xxHash: PYTHONHASHSEED is set, secret, and the same everywhere"
         ] = False,
@@ -39,6 +43,7 @@ class AdapterOptions:
         self.private = private
         self.weights_version = weights_version
         self.tenant_salt = tenant_salt
+        self.tenant_salt_env = tenant_salt_env
         self.trusted_hash_seed = trusted_hash_seed
         self.locality = locality
         self.lora_digests: Mapping[str, str] = {}
@@ -97,9 +102,23 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
             parse_options(where, everything, {name: value})
     adapter = AdapterOptions(**parse_options(where, ours, {name: entry[name] for name in entry if name in ours}))
     adapter.lora_digests = loras
+    _read_salt(where, adapter)
     tier = TierSettings(**parse_options(where, settings, {name: entry[name] for name in entry if name in settings}))
     rest = {name: entry[name] for name in entry if name in theirs}
     return TierOptions(adapter=adapter, settings=tier, backend=backend, location=location, backend_options=rest)
+
+
+def _read_salt(where: str, adapter: AdapterOptions) -> None:
+    """Take the tenant's salt from the environment, if that is where it is."""
+    name = adapter.tenant_salt_env
+    if not name:
+        return
+    if adapter.tenant_salt:
+        raise ConfigError(where, "tenant_salt_env", "cannot be given beside tenant_salt; leave one out")
+    adapter.tenant_salt = os.environ.get(name, "")
+    if not adapter.tenant_salt:
+        # Without it the tenant would share with everybody who has none.
+        raise ConfigError(where, "tenant_salt_env", f"the environment variable {name} is empty or not set where the engine's core runs")
 
 
 def _lora_digests(where: str, given: object) -> dict[str, str]:

@@ -63,6 +63,7 @@ class KVStoreTier(SecondaryTierManager):
             BackendError: the store could not be opened.
         """
         compat.check_version()
+        compat.borrow_logging()
         for_base = {name: value for name, value in passed.items() if name in compat.BASE_KEYWORDS}
         super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **for_base)
         where = f"kvstore tier {tier_type!r}"

@@ -98,6 +98,18 @@ def test_an_opaque_layout_is_read_by_its_own_kind_of_writer_only(
     assert namespace(mine) != namespace(stand([entry(tmp_path)]))
 
 
+def test_a_salt_may_come_from_the_environment(stand: MakeStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-01: vLLM logs its configuration, and so a salt that stands in it."""
+    monkeypatch.setenv("TENANT", "hunter2")
+    given = stand([entry(tmp_path, tenant_salt="hunter2")])
+    assert namespace(given) == namespace(stand([entry(tmp_path, tenant_salt_env="TENANT")]))
+    with pytest.raises(ConfigError, match="tenant_salt_env: cannot be given beside tenant_salt"):
+        stand([entry(tmp_path, tenant_salt_env="TENANT", tenant_salt="other")])
+    monkeypatch.setenv("TENANT", "")
+    with pytest.raises(ConfigError, match="tenant_salt_env: the environment variable TENANT is empty"):
+        stand([entry(tmp_path, tenant_salt_env="TENANT")])
+
+
 def test_a_secret_salt_appears_nowhere(stand: MakeStand, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """SEC-01."""
     caplog.set_level("DEBUG")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -11,6 +12,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 import kvstore_sdk.vllm
+from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.plugin import register
 from kvstore_sdk.vllm.spec import KVStoreTieringSpec
 from kvstore_sdk.vllm.tier import KVStoreTier
@@ -56,6 +58,23 @@ def test_metric_definitions_open_and_import_nothing(monkeypatch: pytest.MonkeyPa
     config = {"type": "kvstore", "backend": "no_such_module:open", "location": "/nonexistent"}
     assert KVStoreTier.build_metric_definitions(config)
     assert KVStoreTieringSpec.build_metric_definitions({"cpu_bytes_to_use": 1, "secondary_tiers": [config]})
+
+
+def test_the_sdk_logs_as_vllm_does_unless_somebody_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OBS-05: a warning that nobody sees is none."""
+    ours, theirs = logging.getLogger("kvstore_sdk"), logging.getLogger("vllm")
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(theirs, "handlers", [handler])
+    monkeypatch.setattr(ours, "handlers", [])
+    monkeypatch.setattr(ours, "level", ours.level)
+    compat.borrow_logging()
+    assert ours.handlers == [], "pytest has handlers of its own"
+    monkeypatch.setattr(ours, "propagate", False)
+    compat.borrow_logging()
+    assert ours.handlers == [handler]
+    assert ours.level == theirs.level
+    compat.borrow_logging()
+    assert ours.handlers == [handler]
 
 
 def test_a_vllm_without_tiers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
