@@ -16,7 +16,6 @@ from kvstore_sdk.backend import (
     Bounds,
     Capabilities,
     ClosedError,
-    ConfigError,
     Deadline,
     DeleteStatus,
     Durability,
@@ -38,7 +37,7 @@ from kvstore_sdk.backend import (
     is_valid_name,
 )
 from kvstore_sdk_backends.fs.bounded import within
-from kvstore_sdk_backends.fs.folder import MAX_NAME_BYTES, check_location, inspect, is_cached_mount
+from kvstore_sdk_backends.fs.folder import MAX_NAME_BYTES, check_direct_io, check_location, inspect, is_cached_mount
 from kvstore_sdk_backends.fs.io import IOV_MAX, DirectIO, StoppedError, WrongSizeError, read_file
 from kvstore_sdk_backends.fs.tempfiles import LONGEST_PUT_S
 from kvstore_sdk_backends.fs.walk import walk
@@ -72,7 +71,7 @@ def open_fs(
     A missing folder is created, its parents are not. A folder that holds other things is refused.
 
     Raises:
-        ConfigError: the folder cannot be used as it is; the message says why. Nothing was written.
+        ConfigError: the folder cannot be used as it is; the message says why. Nothing was created or changed.
         BackendError: the filesystem failed, or did not answer within 30 s.
     """
     root = check_location(location)
@@ -82,10 +81,9 @@ def open_fs(
         direct = DirectIO(root, direct_io != "never")
         backend = FsBackend(root, direct, read_only=read_only, max_record_bytes=max_record_bytes)
         if not read_only:
+            if direct_io == "always":
+                check_direct_io(root, marked)
             backend._records.prepare(marked)
-        if direct_io == "always" and not direct.enabled:
-            backend.close()
-            raise ConfigError("backend fs", "direct_io", f"the filesystem of {root} refuses O_DIRECT; write auto, or use another one")
         return backend
 
     return within(OPEN_WAIT_S, f"fs open {root}", step, FsBackend.close)

@@ -6,13 +6,16 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 
-from kvstore_sdk.backend import BackendError, ConfigError, error_from_os
+from kvstore_sdk.backend import BackendError, ConfigError, NoSpaceError, error_from_os
+from kvstore_sdk_backends.fs.io import DirectIO, probe
 
 __all__ = [
     "MAX_NAME_BYTES",
     "TEMP",
+    "check_direct_io",
     "check_location",
     "create_folders",
     "has_marker",
@@ -27,6 +30,8 @@ META = ".kvstore"
 """Holds what is no record. A name of a record cannot begin with a dot, so the two never meet."""
 TEMP = f"{META}/tmp"
 MARKER = f"{META}/format.json"
+PROBE = f"{META}-probe-"
+"""Begins the name of a file that is there for an instant, in a folder that may have no marker yet."""
 FORMAT = "kvstore-sdk folder"
 VERSION = 1
 MAX_NAME_BYTES = 255
@@ -74,7 +79,7 @@ def inspect(root: str, read_only: bool) -> bool:
         if has_marker(root):
             return True
         with os.scandir(root) as entries:
-            if foreign := next((entry.name for entry in entries if entry.name not in _NEUTRAL), None):
+            if foreign := next((entry.name for entry in entries if entry.name not in _NEUTRAL and not entry.name.startswith(PROBE)), None):
                 problem = f"{root} holds other things, {foreign!r} for one, and no {MARKER}; name an empty or a new folder"
                 raise ConfigError(WHERE, "location", problem)
     except FileNotFoundError:
@@ -132,6 +137,24 @@ def is_cached_mount(root: str) -> bool:
             if before.split(" ", 3)[2] == wanted:
                 return after.split(" ", 1)[0] in _CACHED_MOUNTS
     return False
+
+
+def check_direct_io(root: str, marked: bool) -> None:
+    """Whether the filesystem takes O_DIRECT. Asked before the folder is created: in its parent, if it does not exist yet.
+
+    Raises:
+        ConfigError: it does not, or permission is missing. Nothing is left behind.
+        BackendError: the filesystem failed; a marked folder may be full.
+    """
+    direct = DirectIO(root, True, warn=False)
+    try:
+        probe(f"{root if os.path.isdir(root) else os.path.dirname(root)}/{PROBE}{secrets.token_hex(8)}", direct)
+    except OSError as cause:
+        error = open_error(root, cause)
+        if not (marked and isinstance(error, NoSpaceError)):
+            raise error from cause
+    if not direct.enabled:
+        raise ConfigError(WHERE, "direct_io", f"the filesystem of {root} refuses O_DIRECT; write auto, or use another one")
 
 
 def create_folders(root: str) -> None:

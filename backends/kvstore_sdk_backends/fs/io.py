@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -11,9 +12,9 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 
-from kvstore_sdk.backend import Buffer
+from kvstore_sdk.backend import Buffer, Region
 
-__all__ = ["IOV_MAX", "PAGE_BYTES", "DirectIO", "StoppedError", "WrongSizeError", "read_file", "write_file"]
+__all__ = ["IOV_MAX", "PAGE_BYTES", "DirectIO", "StoppedError", "WrongSizeError", "probe", "read_file", "write_file"]
 
 _log = logging.getLogger("kvstore_sdk_backends.fs")
 
@@ -52,8 +53,9 @@ class WrongSizeError(Exception):
 class DirectIO:
     """Whether O_DIRECT is used. Until a filesystem refuses it, every transfer uses it that is aligned to pages."""
 
-    def __init__(self, root: str, enabled: bool) -> None:
+    def __init__(self, root: str, enabled: bool, *, warn: bool = True) -> None:
         self.enabled = enabled
+        self._warn = warn
         self._root = root
         self._lock = threading.Lock()
 
@@ -71,7 +73,8 @@ class DirectIO:
             if not self.enabled:
                 return
             self.enabled = False
-        _log.warning("fs %s: this filesystem refuses O_DIRECT (%s); the page cache is used from now on", self._root, cause.strerror)
+        if self._warn:
+            _log.warning("fs %s: this filesystem refuses O_DIRECT (%s); the page cache is used from now on", self._root, cause.strerror)
 
 
 def write_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: DirectIO, stopped: Callable[[], bool]) -> None:
@@ -90,6 +93,21 @@ def write_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: Dire
     finally:
         # Network filesystems report a full disk here at the latest.
         os.close(fd)
+
+
+def probe(path: str, direct: DirectIO) -> None:
+    """Write one page to a new file as a put would, and remove it. A refusal switches `direct` off.
+
+    Raises:
+        OSError: anything else that went wrong.
+    """
+    page = Region(PAGE_BYTES, "kvstore-probe")
+    try:
+        write_file(path, [page.buffer(0, PAGE_BYTES)], PAGE_BYTES, direct, lambda: False)
+    finally:
+        page.close()
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def read_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: DirectIO, stopped: Callable[[], bool]) -> None:

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore_sdk.backend import ConfigError, Deadline, NoSpaceError, Put, PutResult, PutStatus, Region, error_from_os
+from kvstore_sdk.backend import ConfigError, Deadline, NoSpaceError, Put, PutResult, PutStatus, error_from_os
 from kvstore_sdk_backends.fs.folder import TEMP, create_folders, has_marker, open_error, write_marker
-from kvstore_sdk_backends.fs.io import PAGE_BYTES, DirectIO, StoppedError, write_file
+from kvstore_sdk_backends.fs.io import DirectIO, StoppedError, probe, write_file
 from kvstore_sdk_backends.fs.tempfiles import Writer, sweep
 
 __all__ = ["RecordWriter"]
@@ -48,7 +48,8 @@ class RecordWriter:
             self._writer.begin()
             if not marked:
                 write_marker(self._root, self._writer.new_path())
-            self._probe_direct()
+            # A refusal switches O_DIRECT off now, with its warning, and not at the first record.
+            probe(self._writer.new_path(), self._direct)
         except OSError as cause:
             self._writer.end()
             error = open_error(self._root, cause)
@@ -147,16 +148,6 @@ class RecordWriter:
                 except OSError as cause:
                     problem = f"a folder stands in the record's place and cannot be removed ({cause.strerror})"
                     raise IsADirectoryError(errno.EISDIR, problem) from cause
-
-    def _probe_direct(self) -> None:
-        """Write one page as a put would. A refusal switches O_DIRECT off, with its warning; any other error is the caller's."""
-        temp = self._writer.new_path()
-        page = Region(PAGE_BYTES, "kvstore-probe")
-        try:
-            write_file(temp, [page.buffer(0, PAGE_BYTES)], PAGE_BYTES, self._direct, lambda: False)
-        finally:
-            page.close()
-            _discard(temp)
 
 
 def _discard(temp: str) -> bool:

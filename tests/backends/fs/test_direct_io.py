@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ class Filesystem:
 
         monkeypatch.setattr(fcntl, "fcntl", set_flags)
 
-    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        if "/v1/" not in path and "/tmp/" not in path:
-            return int(self._real["open"](path, flags, mode))
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if flags & os.O_DIRECTORY or ("/v1/" not in path and "/tmp/" not in path and "probe" not in path):
+            return int(self._real["open"](path, flags, mode, dir_fd=dir_fd))
         is_direct = bool(flags & DIRECT)
         if is_direct and "open" in self.refuses:
             # As Linux does: the file is created, and then the flag is refused.
@@ -184,13 +185,45 @@ def test_an_error_that_is_no_refusal_does_not_end_it(
     assert left_behind() == []
 
 
-def test_always_refuses_a_filesystem_without_it(filesystem: Filesystem, open_folder: Callable[..., FsBackend], folder: Any) -> None:
-    filesystem.refuses = {"pwritev"}
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("when", ["open", "pwritev"])
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a store"])
+def test_always_refuses_a_filesystem_without_it_before_anything_is_written(
+    filesystem: Filesystem,
+    open_folder: Callable[..., FsBackend],
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    there: str,
+    when: str,
+) -> None:
+    if there == "a store":
+        open_folder().close()
+    elif there == "an empty folder":
+        folder.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    filesystem.refuses = {when}
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError) as caught:
         open_folder(direct_io="always")
     assert caught.value.field == "direct_io"
     assert "auto" in caught.value.problem
-    assert list((folder / ".kvstore/tmp").iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
+    assert warnings(caplog) == [], "nothing goes on with the page cache"
+
+
+def test_always_where_nothing_can_be_written_is_the_error_it_is(
+    open_folder: Callable[..., FsBackend], folder: Path, disk: Any, tmp_path: Path
+) -> None:
+    disk.fail("pwritev", errno.EIO)
+    with pytest.raises(UnavailableError, match=f"fs open {folder}: EIO"):
+        open_folder(direct_io="always")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_open_with_always_do_not_meet(open_folder: Callable[..., FsBackend], folder: Path) -> None:
+    """The file by which one of them tries is no foreign thing to the other."""
+    folder.mkdir()
+    (folder / ".kvstore-probe-00").touch()
+    open_folder(direct_io="always")
 
 
 def test_always_is_about_opening(filesystem: Filesystem, open_folder: Callable[..., FsBackend], desk: Any) -> None:
