@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstore_sdk.backend.options import OptionInfo, options_of, parse_options
 from kvstore_sdk.backend.protocol import Backend, Capabilities
-from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.errors import BackendError, ConfigError, KVStoreError, error_from_os
 
 __all__ = ["ENTRY_POINT_GROUP", "BackendFactory", "backend_options", "open_backend", "registered_backends"]
 
@@ -53,8 +53,9 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
         location: Where the store is. A URL says that itself.
 
     Raises:
-        ConfigError: the backend, its location or an option is unknown, missing or wrong. Nothing was opened.
-        BackendError: the store could not be opened.
+        ConfigError: the backend, its location or an option is unknown, missing or wrong; nothing was opened. Or what the factory
+            returned is no backend.
+        BackendError: the store could not be opened, or the factory raised something else.
     """
     name, factory, url = _find(target)
     where = f"backend {name}"
@@ -68,8 +69,21 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
         location, given = url_location, given | query
     if location is None:
         raise ConfigError(where, "location", "must be given: where the store is, a folder for example")
-    parsed = parse_options(where, _options(where, factory), given)
-    backend = factory(location, **parsed)
+    schema = _options(where, factory)
+    parsed = parse_options(where, schema, given)
+    try:
+        backend = factory(location, **parsed)
+    except KVStoreError:
+        raise
+    except OSError as cause:
+        raise error_from_os(f"{where}: open", cause) from cause
+    except Exception as cause:
+        # A vendor's code may fail in any way, and say what it was given.
+        text = f"{type(cause).__name__} ({cause})"
+        for name, value in parsed.items():
+            if schema[name].secret and value:
+                text = text.replace(str(value), "***")
+        raise BackendError(f"{where}: open: the factory raised {text}; that is for its vendor to fix") from cause
     _check(where, backend)
     return backend
 
@@ -85,7 +99,8 @@ def _find(target: str) -> tuple[str, BackendFactory, str | None]:
             return scheme, _load(known[scheme]), target
     if _FACTORY.fullmatch(target):
         return target, _load(EntryPoint(target, target, ENTRY_POINT_GROUP)), None
-    shown = target.split("?", 1)[0].rsplit("@", 1)[-1]
+    # Of a URL the scheme alone: that is what is not known, and anything after it may be a secret.
+    shown = re.split(r"[:?#=]", target, maxsplit=1)[0].rsplit("@", 1)[-1] or "without a name"
     names = ", ".join(sorted(known)) or "none"
     raise ConfigError(f"backend {shown}", "backend", f"is not known; installed are {names}; or write module:factory")
 
@@ -122,8 +137,9 @@ def _options(where: str, factory: BackendFactory) -> dict[str, OptionInfo]:
 def _split_url(where: str, url: str) -> tuple[str, dict[str, str]]:
     try:
         parts = urlsplit(url)
-    except ValueError as cause:
-        raise ConfigError(where, "location", f"is no URL ({cause})") from None
+    except ValueError:
+        # Without what the parser says: it repeats the part that may hold a password.
+        raise ConfigError(where, "location", "is no URL; write scheme://host/path, and %-codes for what is no letter or digit") from None
     if parts.password is not None:
         raise ConfigError(where, "location", "must not carry a password; use the backend's own credential options")
     if parts.fragment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import types
 from importlib.metadata import EntryPoint
@@ -10,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from kvstore_sdk.backend import Backend, ConfigError, UnavailableError, backend_options, open_backend, registered_backends
+from kvstore_sdk.backend import (
+    Backend,
+    BackendError,
+    ConfigError,
+    DeniedError,
+    TimedOutError,
+    UnavailableError,
+    backend_options,
+    open_backend,
+    registered_backends,
+)
 from kvstore_sdk.backend import registry as registry_module
 from kvstore_sdk_backends.fs import FsBackend
 from kvstore_sdk_backends.memory import MemoryBackend, open_memory
@@ -101,9 +112,26 @@ def test_a_mistake_is_one_error_that_names_its_field(vendor: Any, target: str, k
     assert vendor.calls == []
 
 
-def test_an_unknown_url_is_refused_without_showing_its_secrets() -> None:
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("acme://user:hunter2@host/x?token=hunter2", "backend acme: "),
+        ("acme://host/x#secret=hunter2", "backend acme: "),
+        ("acme:secret_token=hunter2", "backend acme: "),
+        ("my_acme:hunter2@host/x", "backend my_acme: "),
+        ("acme?token=hunter2", "backend acme: "),
+        ("token=hunter2", "backend token: "),
+        ("://hunter2", "backend without a name: "),
+        ("file://user:hunter2\u2100@host/x", "backend file: location: is no URL"),
+        ("file:///x#secret=hunter2", "backend file: "),
+        ("file:///x?secret_key=hunter2", "backend file: secret_key: "),
+    ],
+)
+def test_a_refused_url_shows_no_secret(target: str, shown: str) -> None:
+    """Of what is not known, only the name that was looked for is shown."""
     with pytest.raises(ConfigError) as caught:
-        open_backend("acme://user:hunter2@host/x?token=hunter2")
+        open_backend(target)
+    assert str(caught.value).startswith(shown)
     assert "hunter2" not in str(caught.value)
 
 
@@ -196,3 +224,26 @@ def test_a_factorys_own_error_comes_through(vendor: Any) -> None:
     vendor.open_acme = factory
     with pytest.raises(UnavailableError, match="no route"):
         open_backend("acme_kv:open_acme", location="")
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "says"),
+    [
+        (RuntimeError("no licence for hunter2"), BackendError, "open: the factory raised RuntimeError (no licence for ***)"),
+        (KeyError("region"), BackendError, "open: the factory raised KeyError ('region')"),
+        (TimeoutError("no answer"), TimedOutError, "backend acme_kv:open_acme: open: TimeoutError (no answer)"),
+        (PermissionError(errno.EACCES, "Permission denied"), DeniedError, "EACCES (Permission denied)"),
+    ],
+)
+def test_whatever_else_a_factory_raises_is_one_error_of_ours(vendor: Any, raised: Exception, kind: type[BackendError], says: str) -> None:
+    """A start-up ends with one line that names the backend, without the secrets it was given."""
+
+    def factory(location: str, *, secret_key: str = "") -> Backend:
+        raise raised
+
+    vendor.open_acme = factory
+    with pytest.raises(kind) as caught:
+        open_backend("acme_kv:open_acme", {"secret_key": "hunter2"}, location="")
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is raised
