@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when it did what it says; 1 when a store failed or a check of the command did not hold; 2 when the command line or a
-        setting is wrong, in which case nothing was opened or written. Errors are one line on standard error.
+        setting is wrong, in which case no record was written. Errors are one line on standard error.
     """
     parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
     parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")

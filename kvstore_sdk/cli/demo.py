@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import tempfile
 from typing import Any
 
@@ -24,17 +26,19 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--store", metavar="URL", help="a URL, a backend's name, or module:factory (default: a new temporary folder)")
     parser.add_argument("--location", help="where the store is, when --store is no URL")
     parser.add_argument("--prompts", type=_positive, default=4, metavar="N", help="how many prompts (default: 4)")
-    # The second engine: the first one starts it, and reads its answer from standard output.
+    # The second engine: the first one starts it, tells it the store on standard input, and reads its answer from standard output.
     parser.add_argument("--as-reader", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo. The records stay in the store."""
+    if arguments.as_reader:
+        return demo_synthetic.read(Store(**json.load(sys.stdin)), arguments.prompts)
     if arguments.location is not None and arguments.store is None:
         raise ConfigError("demo", "location", "goes with --store, which names the backend")
-    if arguments.no_vllm or arguments.as_reader:
-        demo = demo_synthetic.read if arguments.as_reader else demo_synthetic.run
+    if arguments.no_vllm:
+        demo = demo_synthetic.run
     else:
         # Only here, because whoever has no vLLM should still see the rest of the command.
         from kvstore_sdk.cli import demo_vllm

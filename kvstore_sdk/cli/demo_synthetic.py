@@ -75,7 +75,9 @@ class PagedMemory:
     """The engine's memory: rows that hold one chunk each."""
 
     def __init__(self, rows: int) -> None:
-        self._bytes = memoryview(bytearray(rows * CHUNK_BYTES))
+        # As an engine has them: more than are in use at one time.
+        self.row_count = 2 * rows
+        self._bytes = memoryview(bytearray(self.row_count * CHUNK_BYTES))
 
     def row(self, number: int) -> memoryview:
         return self._bytes[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
@@ -103,9 +105,11 @@ class Reading:
 def run(store: Store, number: int) -> int:
     """Store, start the second engine, print what came back. Returns the exit code."""
     stored_ms, written = _store(store, number)
-    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", *store.arguments(), "--prompts", str(number)]
+    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--prompts", str(number)]
+    # The store's URL may hold what every user of this machine would read in a command line.
+    told = json.dumps(store.entry())
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
+        done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
     except subprocess.TimeoutExpired as cause:
         raise BackendError(f"demo: the second engine did not end within {cause.timeout:.0f} s") from None
     if done.returncode:

@@ -21,7 +21,7 @@ class Store:
         """Open it, to be written to and to be shared with another process.
 
         Raises:
-            ConfigError: the configuration is wrong, or the store is not of that kind. Nothing was written.
+            ConfigError: the configuration is wrong, or the store is not of that kind. No record was written.
         """
         backend = open_backend(self.backend, location=self.location)
         problem = None
@@ -34,16 +34,12 @@ class Store:
             raise ConfigError("demo", "store", problem)
         return backend
 
-    def arguments(self) -> list[str]:
-        """For the command line of another process."""
-        return ["--store", self.backend, *(("--location", self.location) if self.location is not None else ())]
-
     def entry(self) -> dict[str, str]:
-        """For a vLLM tier."""
+        """For a vLLM tier, and for `Store(**entry)` in another process. Never for a command line, which every user can read."""
         return {"backend": self.backend, **({"location": self.location} if self.location is not None else {})}
 
     def __str__(self) -> str:
-        # Without the URL's query, which may carry what is not for the screen.
+        # Without the URL's query, which may carry what is not for the screen. It has no fragment and no password, or it would not open.
         shown = self.backend.partition("?")[0]
         return shown if self.location is None else f"{shown} at {self.location}"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,22 @@ def test_a_damaged_record_fails_the_demo_and_the_next_run_repairs_it(tmp_path: P
     assert "FAILED" in capsys.readouterr().out
     assert demo(tmp_path) == 0
     assert "; 1 of them are new" in capsys.readouterr().out
+
+
+def test_the_stores_url_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may hold a secret, and every user of a machine can read the command lines of all processes."""
+    commands: list[str] = []
+    real = subprocess.run
+
+    def run(command: list[str], **kwargs: Any) -> Any:
+        commands.append(" ".join(command))
+        return real(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert demo(tmp_path) == 0
+    assert len(commands) == 1
+    assert str(tmp_path) not in commands[0]
+    assert "of them are new" in capsys.readouterr().out
 
 
 def test_equal_tokens_have_equal_keys_only_after_equal_tokens() -> None:
