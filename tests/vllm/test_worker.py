@@ -231,7 +231,7 @@ def test_every_page_of_every_row_is_paired_or_untouched(transfer: tuple[int, lis
         flat = [(row - 100) * per_chunk + page for row, page in zip(part.rows.tolist(), part.pages.tolist(), strict=True)]
         start = sum(chunks[: part.group]) * per_chunk + firsts[part.group] % per_chunk
         assert flat == list(range(start, start + len(flat)))
-        pairs = list(zip(part.rows.tolist(), part.pages.tolist(), strict=True)) + part.untouched
+        pairs = list(zip(part.rows.tolist(), part.pages.tolist(), strict=True)) + part.untouched(per_chunk)
         assert len(set(pairs)) == len(pairs)
         seen[part.group] = pairs
     everything = sorted(pair for pairs in seen.values() for pair in pairs)
