@@ -3,7 +3,7 @@
 ::
 
     KVStoreError
-    ├── ConfigError (ValueError)      a setting is wrong: nothing was written, fix the field that is named
+    ├── ConfigError (ValueError)      a setting is wrong: no record was written, fix the field that is named
     └── BackendError                  one operation on a store failed
         ├── UnavailableError          advice RETRY: try again later
         │   ├── TimedOutError (TimeoutError)
@@ -56,7 +56,7 @@ class KVStoreError(Exception):
 
 
 class ConfigError(KVStoreError, ValueError):
-    """A setting is wrong. Raised before anything is opened or written.
+    """A setting is wrong. Raised before a record is written, and before the store is opened wherever that can be told without it.
 
     Args:
         where: The thing being configured, `backend fs` for example.
