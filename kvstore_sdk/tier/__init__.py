@@ -3,13 +3,14 @@
 from kvstore_sdk.tier.metrics import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta, MetricSpec, TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.tier import Tier
-from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, TierEvent
+from kvstore_sdk.tier.types import EngineMemory, IncompleteChunkError, JobResult, Lookup, TierEvent
 
 __all__ = [
     "COUNTERS",
     "GAUGES",
     "HISTOGRAMS",
     "EngineMemory",
+    "IncompleteChunkError",
     "JobResult",
     "Lookup",
     "MetricSpec",

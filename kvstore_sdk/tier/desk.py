@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
@@ -69,6 +70,7 @@ class Desk:
         name: str,
         sizes: Sizes,
         largest_payload: int,
+        row_count: int,
         table: LookupTable,
         gate: Gate,
         work: WorkQueue,
@@ -79,6 +81,9 @@ class Desk:
         self._name = name
         self._sizes = sizes
         self._largest_payload = largest_payload
+        # The other quarter is for loads, and for what the engine stores into its own host memory meanwhile: a store that hangs keeps rows
+        # in use for as long as `store_timeout_s`.
+        self._max_store_rows = max(1, row_count - max(1, row_count // 4))
         self._table = table
         self._gate = gate
         self._work = work
@@ -108,7 +113,9 @@ class Desk:
             return
         if not self._may_store:
             self._end(job, Outcome.SKIPPED, "skipped")
-        elif self._closed or self._is_full(len(job.keys)):
+            return
+        job.room = min(len(job.keys), self._room_for_stores())
+        if self._closed or (job.room <= 0 and job.keys):
             self._end(job, Outcome.FAILED, "shed")
         else:
             self._queue(job, self._settings.store_timeout_s, wary=self._gate.stores_warily)
@@ -211,10 +218,11 @@ class Desk:
         if not job.keys:
             self._end(job, Outcome.DONE, "")
             return
-        job.refused = self._rows.conflicts(job.kind, job.rows)
-        job.deadline_s += timeout_s + len(job.keys) * self._largest_payload / self._settings.min_bytes_per_s
+        job.refused = self._rows.conflicts(job.kind, job.rows[: job.room])
+        job.timeout_s = timeout_s + len(job.keys) * self._largest_payload / self._settings.min_bytes_per_s
+        job.deadline_s = job.submitted_s + job.timeout_s
         heapq.heappush(self._deadlines, (job.deadline_s, next(self._order), job))
-        job.held = tuple(row for place, row in enumerate(job.rows) if place not in job.refused) if job.refused else job.rows
+        job.held = tuple(row for place, row in enumerate(job.rows[: job.room]) if place not in job.refused)
         self._rows.hold(job.kind, job.held)
         if not wary:
             self._work.put_job(job)
@@ -222,10 +230,17 @@ class Desk:
             # By ourselves: the threads that could say no may all be in calls that do not return.
             self._work.put_items(job.kind, items)
 
-    def _is_full(self, chunks: int) -> bool:
-        """Whether the stores that wait leave no room. A chunk that no thread has looked at yet counts as one of the largest group."""
-        unknown = self._work.folded_store_chunks + chunks
-        return self._work.queued_store_bytes + unknown * self._largest_payload > self._settings.max_queued_store_bytes
+    def _room_for_stores(self) -> int:
+        """How many chunks may be stored now, as if each were of the largest group.
+
+        Bounded by bytes in the queue, by the engine's rows, of which stores must leave enough for everything else, and by time: while the
+        first in the queue has waited for long, the store does not keep up.
+        """
+        work, settings = self._work, self._settings
+        if time.monotonic() - work.oldest_store_s() > settings.max_store_wait_s:
+            return 0
+        room_bytes = settings.max_queued_store_bytes - work.queued_store_bytes - work.folded_store_chunks * self._largest_payload
+        return min(room_bytes // self._largest_payload, self._max_store_rows - self._rows.storing)
 
     def _unfold_store(self, job: Job, room: int, wary: bool) -> tuple[list[Item], list[Ending]]:
         items: list[Item] = []
@@ -237,7 +252,7 @@ class Desk:
                 endings.append(Ending(job, place, Outcome.FAILED, "refused"))
             elif table.is_present(key):
                 endings.append(Ending(job, place, Outcome.DONE, "exists"))
-            elif size > room or (wary and not self._gate.may_store()):
+            elif place >= job.room or size > room or (wary and not self._gate.may_store()):
                 endings.append(Ending(job, place, Outcome.FAILED, "shed"))
             else:
                 room -= size

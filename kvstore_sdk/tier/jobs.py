@@ -61,6 +61,7 @@ class Job:
 
     Attributes:
         refused: Places of keys whose rows it may not use.
+        room: How many of its keys there is room for; the rest is shed.
         held: The rows that it keeps others out of.
     """
 
@@ -72,9 +73,11 @@ class Job:
         self.keys = tuple(keys)
         self.rows = tuple(rows)
         self.refused: Collection[int] = ()
+        self.room = len(keys)
         self.held: tuple[int, ...] = ()
         self.submitted_s = time.monotonic()
         self.deadline_s = self.submitted_s
+        self.timeout_s = 0.0
         self.lock = threading.Lock()
         self.open = True
         self._outcomes: list[Outcome | None] = [None] * len(self.keys)

@@ -16,10 +16,12 @@ from kvstore_sdk.tier.work import Batch, WorkQueue
 __all__ = ["Manifests", "ensure_manifest"]
 
 _TIMEOUT_S = 5.0
+_AGAIN_S = 60.0
+"""After a failure; what made it fail is likely to last."""
 
 
 class Manifests:
-    """Writes the manifest of each namespace once, after its first record; thread-safe."""
+    """Writes the manifest of each namespace once, after its first record; after a failure again, but not at once. Thread-safe."""
 
     def __init__(self, calls: Calls, work: WorkQueue, metrics: TierMetrics, identity_of: Callable[[], KVIdentity]) -> None:
         """`identity_of` gives the identity that the tier has now."""
@@ -28,7 +30,8 @@ class Manifests:
         self._metrics = metrics
         self._identity_of = identity_of
         self._lock = threading.Lock()
-        self._seen: set[str] = set()
+        # When each namespace may be seen to again.
+        self._again_s: dict[str, float] = {}
 
     def after_store(self, batch: Batch, slot: int) -> Ticket | None:
         """A record of this batch was stored. See to the manifest, through a slot of the batch that is free until the batch ends.
@@ -38,9 +41,10 @@ class Manifests:
         """
         namespace = batch.namespace
         with self._lock:
-            if namespace in self._seen:
+            if time.monotonic() < self._again_s.get(namespace, 0.0):
                 return None
-            self._seen.add(namespace)
+            # Nobody else while we are at it; and nobody ever, unless it fails.
+            self._again_s[namespace] = float("inf")
         identity = self._identity_of()
         if identity.namespace != namespace:
             return None
@@ -51,6 +55,8 @@ class Manifests:
             buffer = self._work.buffer(slot, len(manifest))
             result, ticket = ensure_manifest(self._calls, namespace, manifest, buffer, Deadline(batch.deadline_s))
         self._metrics.count("manifests", result)
+        if result == "failed":
+            self._again_s[namespace] = time.monotonic() + _AGAIN_S
         return ticket
 
 

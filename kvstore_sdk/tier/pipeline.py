@@ -22,6 +22,7 @@ from kvstore_sdk.backend import (
     PutStatus,
     ThrottledError,
     Ticket,
+    TimedOutError,
     UnsupportedError,
 )
 from kvstore_sdk.format import HEADER_BYTES, Flaw, record_bytes, seal, verify
@@ -33,7 +34,7 @@ from kvstore_sdk.tier.lookups import Probe
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.trust import Trust
-from kvstore_sdk.tier.types import EngineMemory
+from kvstore_sdk.tier.types import EngineMemory, IncompleteChunkError
 from kvstore_sdk.tier.work import Batch, Doubt, WorkQueue
 
 __all__ = ["Answered", "Lost", "News", "Pipeline", "Stored"]
@@ -158,8 +159,10 @@ class Pipeline:
             for probe in batch.probes:
                 self._tell(Answered(probe, None))
             return
-        # From when the first of them was asked for; a little time even if that was long ago.
-        batch.deadline_s = max(batch.probes[0].asked_s + self._settings.lookup_timeout_s, time.monotonic() + 0.01)
+        # From when the first of them was asked for; a little time even if that was long ago. Before the table gives them up, so that what
+        # was found by then is not lost with what was not.
+        batch.timeout_s = self._settings.lookup_timeout_s
+        batch.deadline_s = max(batch.probes[0].asked_s + 0.9 * self._settings.lookup_timeout_s, time.monotonic() + 0.01)
         names = [ChunkKey.from_engine(batch.namespace, probe.key).name for probe in batch.probes]
         answers = self._calls.exists(names, Deadline(batch.deadline_s))
         now = time.monotonic()
@@ -187,6 +190,7 @@ class Pipeline:
                 items.append((item, slot))
         if not items:
             return
+        batch.timeout_s = min(item.job.timeout_s for item, _ in items)
         batch.deadline_s = min(item.job.deadline_s for item, _ in items)
         keys = [ChunkKey.from_engine(batch.namespace, item.key) for item, _ in items]
         gets = [
@@ -259,6 +263,12 @@ class Pipeline:
             logger.exception("%s: copying a chunk into row %d of the engine's memory failed", self._name, item.row)
             self._fail_load(batch, item, "failed")
             return
+        if self._settings.verify and verify(get.into[0].view, key, self._layout, item.payload_bytes) is not None:
+            # A backend that touches a buffer after its call did so between the check and the copy: nobody knows what was copied.
+            self._metrics.count("breaches", "get")
+            logger.error("%s: the backend wrote into the buffer of %s after its call had returned", self._name, key.name)
+            self._fail_load(batch, item, "failed")
+            return
         self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
 
     def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline) -> None:
@@ -269,7 +279,8 @@ class Pipeline:
         self._metrics.count("corrupt", flaw.value)
         logger.warning("%s: record %s is corrupt (%s): it is a miss until it is stored again", self._name, key.name, flaw.value)
         removed = False
-        if self._trust.verified(False):
+        # A length is the store's own word, so a wrong one says nothing about this host's memory.
+        if flaw is not Flaw.LENGTH and self._trust.verified(False):
             self._breakers.hold(self._metrics, _SUSPECT_MEMORY_S)
             logger.error(
                 "%s: most records read here fail verification, by this host's memory or by the store: leaving it alone for %.0f s",
@@ -302,6 +313,7 @@ class Pipeline:
                 puts.append(put)
         if not puts:
             return
+        batch.timeout_s = min(item.job.timeout_s for item, _ in items)
         batch.deadline_s = min(item.job.deadline_s for item, _ in items)
         answers = self._calls.put(puts, Deadline(batch.deadline_s))
         for (_, slot), answer in zip(items, answers, strict=True):
@@ -354,6 +366,9 @@ class Pipeline:
                 if not item.job.open:
                     return None
                 self._memory.copy_out(item.row, key.group, record[HEADER_BYTES : HEADER_BYTES + item.payload_bytes])
+        except IncompleteChunkError:
+            self._settle((item.ended(Outcome.FAILED, "refused"),))
+            return None
         except Exception:
             logger.exception("%s: copying a chunk out of row %d of the engine's memory failed", self._name, item.row)
             self._settle((item.ended(Outcome.FAILED, "failed"),))
@@ -390,6 +405,9 @@ class Pipeline:
             return
         if failed is None:
             breaker.succeeded()
+        elif isinstance(failed, TimedOutError) and batch.deadline_s - batch.started_s < batch.timeout_s / 4:
+            # It was begun with next to no time left. That it failed says that there is much to do, not that the store does not work.
+            return
         elif breaker.failed():
             self._metrics.count("breaker_opened", side)
             logger.warning("%s: %s breaker opened after failures in a row, the last: %s", self._name, side, text_of(failed))

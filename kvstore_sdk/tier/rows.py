@@ -24,6 +24,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self._loading) + len(self._storing)
 
+    @property
+    def storing(self) -> int:
+        """Rows that open jobs store from."""
+        return len(self._storing)
+
     def conflicts(self, kind: Kind, rows: Sequence[int]) -> Collection[int]:
         """Places of the rows that a job of this kind may not use now."""
         loading, storing = self._loading, self._storing

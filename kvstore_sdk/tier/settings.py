@@ -2,71 +2,61 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Annotated, Any
+from dataclasses import dataclass, fields
+from typing import Annotated
 
 from kvstore_sdk.backend.options import Bounds
 
 __all__ = ["TierSettings"]
 
-_SECONDS = Bounds(ge=0.001, le=86400)
+_Seconds = Bounds(ge=0.001, le=86400)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TierSettings:
     """How a Tier drives its backend. Every operator may set these beside the backend's own options; the names must not collide."""
 
-    def __init__(
-        self,
-        *,
-        io_threads: Annotated[int, Bounds(ge=1, le=256), "calls at the same time, at most the backend's max_concurrency"] = 8,
-        batch_records: Annotated[int, Bounds(ge=1, le=4096), "records in one call, at most the backend's max_batch"] = 16,
-        verify: Annotated[bool, "check every record that is loaded; switch it off only to measure"] = True,
-        lookup_timeout_s: Annotated[float, _SECONDS, "a look-up that has no answer by then is a miss"] = 2.0,
-        load_timeout_s: Annotated[float, _SECONDS, "a load that is not done by then has failed; bytes add to it"] = 10.0,
-        store_timeout_s: Annotated[float, _SECONDS, "likewise for a store; nobody waits for it"] = 30.0,
-        min_bytes_per_s: Annotated[float, Bounds(ge=1), "what a job may take more for its bytes"] = 50e6,
-        drain_timeout_s: Annotated[float, _SECONDS, "longest that drain waits"] = 10.0,
-        close_timeout_s: Annotated[float, _SECONDS, "longest that close waits for running calls"] = 5.0,
-        hit_ttl_s: Annotated[float, Bounds(ge=0, le=86400), "how long a HIT is believed without asking again"] = 60.0,
-        max_known_keys: Annotated[int, Bounds(ge=16), "entries in the table of hits"] = 262_144,
-        max_hits_per_request: Annotated[int, Bounds(ge=1, le=1000), "how often one request is told HIT for one chunk"] = 1,
-        staging_bytes: Annotated[int, Bounds(ge=8192), "memory that records pass through"] = 256 << 20,
-        max_queued_store_bytes: Annotated[int, Bounds(ge=0), "stores beyond this are shed"] = 1 << 30,
-        max_quarantined_bytes: Annotated[int, Bounds(ge=0), "memory that abandoned calls may hold before the breaker opens"] = 128 << 20,
-        retries: Annotated[int, Bounds(ge=0, le=20), "repeats of what failed and may be retried"] = 2,
-        retry_base_s: Annotated[float, _SECONDS, "mean wait before the first repeat; doubles each time"] = 0.05,
-        breaker_failures: Annotated[int, Bounds(ge=1, le=10_000), "failed calls in a row that open the breaker"] = 5,
-        breaker_probe_s: Annotated[float, _SECONDS, "wait before an open breaker lets one call try"] = 2.0,
-    ) -> None:
-        # Reasons. io_threads: vLLM's fs tier uses 32, of which a local disk keeps about 8 busy. batch_records: few enough that a batch is
-        # spread over threads. lookup_timeout_s: longer than that and a prefill of some thousand tokens is done. load_timeout_s:
-        # a request waits for it. min_bytes_per_s: half of a 1 Gbit/s link. close_timeout_s: service managers kill after 10.
-        # hit_ttl_s: evictors work in minutes. max_hits_per_request: one is enough to converge when a prefix is larger than the host tier.
-        # staging_bytes: io_threads batches of 16 records of 2 MiB. breaker_probe_s: a restart of a store takes seconds.
-        self.io_threads = io_threads
-        self.batch_records = batch_records
-        self.verify = verify
-        self.lookup_timeout_s = lookup_timeout_s
-        self.load_timeout_s = load_timeout_s
-        self.store_timeout_s = store_timeout_s
-        self.min_bytes_per_s = min_bytes_per_s
-        self.drain_timeout_s = drain_timeout_s
-        self.close_timeout_s = close_timeout_s
-        self.hit_ttl_s = hit_ttl_s
-        self.max_known_keys = max_known_keys
-        self.max_hits_per_request = max_hits_per_request
-        self.staging_bytes = staging_bytes
-        self.max_queued_store_bytes = max_queued_store_bytes
-        self.max_quarantined_bytes = max_quarantined_bytes
-        self.retries = retries
-        self.retry_base_s = retry_base_s
-        self.breaker_failures = breaker_failures
-        self.breaker_probe_s = breaker_probe_s
+    io_threads: Annotated[int, Bounds(ge=1, le=256), "calls at the same time, at most the backend's max_concurrency"] = 8
+    # A local disk keeps about 8 busy.
+    batch_records: Annotated[int, Bounds(ge=1, le=4096), "records in one call, at most the backend's max_batch"] = 16
+    # Few enough that a job of some hundred records is spread over the threads.
+    verify: Annotated[bool, "check every record that is loaded; switch it off only to measure"] = True
+    # A wrong byte is a wrong answer that nobody sees; checking costs some per cent of a load.
+    lookup_timeout_s: Annotated[float, _Seconds, "a look-up that has no answer by then is a miss"] = 2.0
+    # A prefill of some thousand tokens is done by then.
+    load_timeout_s: Annotated[float, _Seconds, "a load that is not done by then has failed; bytes add to it"] = 10.0
+    # A request waits for it.
+    store_timeout_s: Annotated[float, _Seconds, "likewise for a store; nobody waits for it, but the engine's row is in use"] = 30.0
+    # A busy object store may take some seconds a request, and retries have to fit.
+    max_store_wait_s: Annotated[float, _Seconds, "while stores have waited this long in the queue, new ones are shed"] = 5.0
+    # Longer, and the store side is not catching up: what waits keeps rows of the engine in use.
+    min_bytes_per_s: Annotated[float, Bounds(ge=1), "what a job may take more for its bytes"] = 50e6
+    # Half of a link of 1 Gbit/s.
+    drain_timeout_s: Annotated[float, _Seconds, "longest that drain waits"] = 10.0
+    # As a load: what is running may take that long.
+    close_timeout_s: Annotated[float, _Seconds, "longest that close waits for running calls"] = 5.0
+    # Service managers kill after 10.
+    hit_ttl_s: Annotated[float, Bounds(ge=0, le=86400), "how long a HIT is believed without asking again"] = 60.0
+    # Whoever removes records from a store works in minutes.
+    max_known_keys: Annotated[int, Bounds(ge=16), "entries in the table of hits"] = 262_144
+    # Some 50 MB of memory; four million tokens at 16 a chunk.
+    max_hits_per_request: Annotated[int, Bounds(ge=1, le=1000), "how often one request is told HIT for one chunk"] = 1
+    # One is enough to converge when a prefix is larger than the host tier.
+    staging_bytes: Annotated[int, Bounds(ge=8192), "memory that records pass through"] = 256 << 20
+    # A batch of 16 records of 2 MiB for each thread.
+    max_queued_store_bytes: Annotated[int, Bounds(ge=0), "stores beyond this are shed"] = 1 << 30
+    # What a disk of 200 MB/s writes in `max_store_wait_s`.
+    max_quarantined_bytes: Annotated[int, Bounds(ge=0), "memory that abandoned calls may hold before the breakers open"] = 128 << 20
+    # Half of the staging memory: the other half goes on working.
+    retries: Annotated[int, Bounds(ge=0, le=20), "repeats of what failed and may be retried"] = 2
+    # Enough for a connection that was reset and a server that restarts; more only delays the miss.
+    retry_base_s: Annotated[float, _Seconds, "mean wait before the first repeat; doubles each time"] = 0.05
+    # Some round trips.
+    breaker_failures: Annotated[int, Bounds(ge=1, le=10_000), "failed calls in a row that open the breaker"] = 5
+    # Fewer would open it for one request's bad luck.
+    breaker_probe_s: Annotated[float, _Seconds, "wait before an open breaker lets one call try"] = 2.0
+    # A restart of a store takes seconds.
 
     def __repr__(self) -> str:
-        changed: dict[str, Any] = {
-            name: getattr(self, name)
-            for name, parameter in inspect.signature(TierSettings).parameters.items()
-            if getattr(self, name) != parameter.default
-        }
-        return "TierSettings(" + ", ".join(f"{name}={value!r}" for name, value in changed.items()) + ")"
+        changed = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if getattr(self, field.name) != field.default]
+        return f"TierSettings({', '.join(changed)})"

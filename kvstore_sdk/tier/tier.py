@@ -112,6 +112,7 @@ class Tier:
             name=name,
             sizes=sizes,
             largest_payload=max(group.payload_bytes for group in identity.groups),
+            row_count=memory.row_count,
             table=self._table,
             gate=self._gate,
             work=self._work,
@@ -234,7 +235,7 @@ class Tier:
             weights_version: Names the weights that the engine uses from now on, so that engines with the same ones share again. Without
                 it only this engine knows the new namespace.
         """
-        self._give_up(*self._work.cancel())
+        self._give_up(*self._work.cancel(), failed=False)
         self.drain()
         self._table.clear()
         self._count_lookups()
@@ -256,7 +257,7 @@ class Tier:
         self._desk.close()
         patience_s = self._settings.close_timeout_s
         until_s = time.monotonic() + patience_s
-        self._give_up(*self._work.cancel())
+        self._give_up(*self._work.cancel(), failed=False)
         self._work.wait_quiet(until_s - patience_s * 0.5)
         self._end_jobs()
         self._table.close()
@@ -399,15 +400,20 @@ class Tier:
                 logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
                 self._give_up(batch.probes, batch.items)
 
-    def _give_up(self, probes: Iterable[Probe], items: Iterable[Item]) -> None:
+    def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:
+        """These will not be done: they failed, or were not begun."""
         for probe in probes:
             self._tell(Answered(probe, None))
-        self._desk.settle([item.ended(Outcome.FAILED, "failed") for item in items])
+        not_begun = {Kind.LOAD: "refused", Kind.STORE: "shed"}
+        self._desk.settle([item.ended(Outcome.FAILED, "failed" if failed else not_begun[item.job.kind]) for item in items])
 
     def _close_backend(self) -> None:
         try:
             if isinstance(self._backend, SupportsRegions) and self._work.is_untouched:
                 self._backend.unregister_region(self._work.region)
-            self._backend.close()
         except BaseException:  # vendor code may raise anything
+            logger.exception("%s: unregistering the staging memory failed", self.name)
+        try:
+            self._backend.close()
+        except BaseException:
             logger.exception("%s: closing the backend failed", self.name)

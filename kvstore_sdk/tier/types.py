@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["EngineMemory", "JobResult", "Lookup", "TierEvent"]
+__all__ = ["EngineMemory", "IncompleteChunkError", "JobResult", "Lookup", "TierEvent"]
 
 
 class Lookup(Enum):
@@ -51,6 +51,10 @@ class TierEvent:
     removed: bool
 
 
+class IncompleteChunkError(Exception):
+    """A row does not hold all of its chunk, so it must not be stored under the chunk's key. Raised by `EngineMemory.copy_out`."""
+
+
 class EngineMemory(Protocol):
     """The engine's own host memory: rows that it reuses as soon as a job is reported.
 
@@ -58,12 +62,21 @@ class EngineMemory(Protocol):
     group and nothing else.
     """
 
+    @property
+    def row_count(self) -> int:
+        """How many rows there are. Stores keep three quarters of them in use at most."""
+        ...
+
     def payload_bytes(self, group: int) -> int | None:
         """Length of a chunk of `group`; None for a group this memory does not hold."""
         ...
 
     def copy_out(self, row: int, group: int, payload: memoryview) -> None:
-        """Copy the chunk of `group` in `row` into `payload`, which is `payload_bytes(group)` long."""
+        """Copy the chunk of `group` in `row` into `payload`, which is `payload_bytes(group)` long.
+
+        Raises:
+            IncompleteChunkError: the row holds a part of the chunk only.
+        """
         ...
 
     def copy_in(self, row: int, group: int, payload: memoryview) -> None:

@@ -16,6 +16,8 @@ from kvstore_sdk.tier.lookups import Probe
 
 __all__ = ["Batch", "Doubt", "WorkQueue"]
 
+_LEAST_PROBES = 64
+"""Names that are not worth a second call: a round trip costs as much as looking so many up."""
 _SETTLE_EVERY_S = 0.1
 _GRACE_S = 0.1
 """A call that stops at its deadline returns a little after it; only later is it late."""
@@ -35,6 +37,8 @@ class Batch:
 
     Attributes:
         slots: The staging slots of the items, one each.
+        started_s: When a thread took it.
+        timeout_s: What the call is allowed when it does not have to wait for a thread first.
         deadline_s: When the call becomes late, set by who makes it; 0.0 before.
         abandoned: It is late, and was given up.
     """
@@ -45,6 +49,8 @@ class Batch:
     slots: Sequence[int] = ()
     kind: Kind | None = None
     operation: str = ""
+    started_s: float = 0.0
+    timeout_s: float = 0.0
     deadline_s: float = 0.0
     abandoned: bool = False
     namespace: str = ""
@@ -106,6 +112,8 @@ class WorkQueue:
         self._doubts: list[Doubt] = []
         self._settle_at_s = 0.0
         self._batches: set[Batch] = set()
+        # How long a call takes, a moving mean of the last few.
+        self._typical_s = {Kind.LOAD: 0.0, Kind.STORE: 0.0}
         # Slots of stores, in a call or in doubt.
         self._in_stores: set[int] = set()
         self._alive = 0
@@ -120,9 +128,12 @@ class WorkQueue:
     # The engine's side.
 
     def put_probes(self, namespace: str, probes: Sequence[Probe]) -> None:
+        """Queue a request's probes: one call, or for many of them one for each thread, as some stores look one name up after another."""
+        size = max(_LEAST_PROBES, -(-len(probes) // self._threads))
+        parts = [probes[at : at + size] for at in range(0, len(probes), size)]
         with self._lock:
-            self._probes.append((namespace, probes))
-            self._work.notify()
+            self._probes.extend((namespace, part) for part in parts)
+            self._work.notify(len(parts))
 
     def put_job(self, job: Job) -> None:
         """Queue a job as a whole: what it takes to unfold it is not paid by the caller."""
@@ -214,6 +225,13 @@ class WorkQueue:
         with self._lock:
             return 0 < self._alive <= self._late_calls()
 
+    def oldest_store_s(self) -> float:
+        """When the store that waits longest was submitted; infinity when none waits."""
+        with self._lock:
+            queue = self._queues[Kind.STORE]
+            waiting = queue[0].job if queue else next((job for job in self._folded if job.kind is Kind.STORE), None)
+            return waiting.submitted_s if waiting is not None else float("inf")
+
     @property
     def quarantined_bytes(self) -> int:
         """Slots of late calls, and slots in doubt."""
@@ -244,6 +262,10 @@ class WorkQueue:
                 batch = self._pick(now)
                 if batch is not None:
                     self._batches.add(batch)
+                    batch.started_s = now
+                    if self._probes or any(self._queues.values()):
+                        # Each wakes the next one, so that a finished call does not wake them all for nothing.
+                        self._work.notify()
                     return batch
                 self._work.wait(self._sleep_s(now))
             self._alive -= 1
@@ -269,7 +291,10 @@ class WorkQueue:
                 self._release(over)
                 self._doubts.extend(doubt for doubt in batch.doubts if doubt.slot not in over)
                 self._settle_at_s = time.monotonic() + _SETTLE_EVERY_S
-            self._work.notify_all()
+            if batch.kind is not None:
+                took_s = time.monotonic() - batch.started_s
+                self._typical_s[batch.kind] += 0.2 * (took_s - self._typical_s[batch.kind])
+            self._work.notify()
             self._ended.notify_all()
 
     # Inside, with the lock held.
@@ -344,7 +369,7 @@ class WorkQueue:
             if kind is Kind.STORE:
                 self.queued_store_bytes -= item.payload_bytes
             # Closed, or about to be: there is no time left for a call, and that it fails would be no news of the store.
-            if not item.job.open or item.job.deadline_s <= now:
+            if not item.job.open or item.job.deadline_s <= now + min(self._typical_s[kind], item.job.timeout_s / 4):
                 continue
             # No two items of one name in a call, and no two namespaces.
             if item.key in keys or (namespace and item.job.namespace != namespace):

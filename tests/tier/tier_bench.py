@@ -92,6 +92,8 @@ class Memory:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
+        # More than are used in a test, but where a test says less: stores may not have all rows.
+        self.row_count = 4 * rows
         self._stride = max(PAYLOAD_BYTES.values()) + 2 * self.GUARD
         self._bytes = bytearray([HOLE]) * (rows * self._stride)
         self.copied: list[tuple[str, int, int]] = []
