@@ -17,10 +17,12 @@ __all__ = [
     "TEMP",
     "check_direct_io",
     "check_location",
+    "create_folder",
     "create_folders",
     "has_marker",
     "inspect",
     "is_cached_mount",
+    "mode_of",
     "open_error",
     "write_marker",
 ]
@@ -159,9 +161,28 @@ def check_direct_io(root: str, marked: bool) -> None:
 
 def create_folders(root: str) -> None:
     """Create the folder, not its parents, and the one of temporary files."""
-    for folder in (root, f"{root}/{META}", f"{root}/{TEMP}"):
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(root)
+    mode = mode_of(root)
+    for folder in (META, TEMP):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
+            create_folder(f"{root}/{folder}", mode)
+
+
+def create_folder(path: str, mode: int) -> None:
+    """Create `path` with exactly this mode.
+
+    Folders of a store have the mode of its root, whatever the umask: whoever may store may store everywhere, and whoever set up the
+    root decides who that is. Otherwise the first of two users would shut out the second.
+    """
+    os.mkdir(path)
+    # A mount without permissions of its own may refuse this.
+    with contextlib.suppress(OSError):
+        os.chmod(path, mode)
+
+
+def mode_of(folder: str) -> int:
+    return stat.S_IMODE(os.stat(folder).st_mode)
 
 
 def write_marker(root: str, temp_path: str) -> None:

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from kvstore_sdk.backend import Deadline
+from kvstore_sdk_backends.fs.folder import create_folder, mode_of
 
 __all__ = ["LONGEST_PUT_S", "STALE_S", "Writer", "sweep"]
 
@@ -78,8 +79,9 @@ class Writer:
             name, fd = _take_name(self._root)
             folder = f"{self._root}/{name}"
             try:
+                mode = mode_of(self._root)
                 for path in (folder, *(f"{folder}/{number}" for number in range(_SPREAD))):
-                    os.mkdir(path)
+                    create_folder(path, mode)
             except BaseException:
                 _remove(self._root, name, None, Deadline.after(1.0))
                 os.close(fd)
@@ -147,11 +149,15 @@ def sweep(temp_root: str, deadline: Deadline) -> int:
 
 def _take_name(root: str) -> tuple[str, int]:
     """Create a lock file and lock it: (the writer's name, the descriptor that holds the lock)."""
-    mount = f"{os.stat(root).st_dev:x}"
+    facts = os.stat(root)
+    mount = f"{facts.st_dev:x}"
     while True:
         name = f"{_kernel()}-{mount}-{secrets.token_hex(8)}"
         path = f"{root}/{name}.lock"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        # Whoever may sweep must be able to try the lock, whatever the umask.
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, facts.st_mode & 0o666)
         lock = _lock(fd, path)
         if lock is _Lock.OURS:
             return name, fd

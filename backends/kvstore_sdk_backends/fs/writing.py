@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore_sdk.backend import ConfigError, Deadline, NoSpaceError, Put, PutResult, PutStatus, error_from_os
-from kvstore_sdk_backends.fs.folder import TEMP, create_folders, has_marker, open_error, write_marker
+from kvstore_sdk_backends.fs.folder import TEMP, create_folder, create_folders, has_marker, mode_of, open_error, write_marker
 from kvstore_sdk_backends.fs.io import DirectIO, StoppedError, probe, write_file
 from kvstore_sdk_backends.fs.tempfiles import Writer, sweep
 
@@ -135,9 +135,10 @@ class RecordWriter:
                     raise
                 made_folders = True
                 # From the root down, and never the root itself: see `_begin_again`.
+                mode = mode_of(self._root)
                 for end in (at for at, char in enumerate(name) if char == "/"):
                     with suppress(FileExistsError):
-                        os.mkdir(f"{self._root}/{name[:end]}")
+                        create_folder(f"{self._root}/{name[:end]}", mode)
             except IsADirectoryError:
                 if removed_folder:
                     raise
