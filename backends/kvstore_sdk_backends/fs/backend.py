@@ -50,6 +50,12 @@ OPEN_WAIT_S = 30.0
 CLOSE_WAIT_S = 2.0
 """For puts that still run, and again for removing the writer's folder: together less than the 5 s a Tier gives."""
 
+SWEEP_EVERY_S = 3600.0
+"""A fleet that stays up for weeks opens nothing, and members of it die now and then."""
+SWEEP_S = 0.05
+"""What such a sweep may add to the call that makes it; some hundred files. What it leaves is for the next one, after `SWEEP_AGAIN_S`."""
+SWEEP_AGAIN_S = 60.0
+
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 """No such record. ESTALE: another host removed it between two steps of ours."""
 _USAGE_PAGE = 8192
@@ -117,6 +123,7 @@ class FsBackend:
         self._pid = os.getpid()
         self._closed = False
         self._puts = 0
+        self._sweep_at_s = time.monotonic() + SWEEP_EVERY_S
         self._idle = threading.Condition()
 
     def exists(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
@@ -132,7 +139,9 @@ class FsBackend:
         with self._idle:
             self._puts += 1
         try:
-            return [self._put(put, deadline) for put in puts]
+            results = [self._put(put, deadline) for put in puts]
+            self._sweep_if_due(deadline)
+            return results
         finally:
             with self._idle:
                 self._puts -= 1
@@ -175,7 +184,7 @@ class FsBackend:
     def sweep(self, deadline: Deadline | None = None) -> int:
         """Remove the temporary files of writers that are gone; those of living ones, on any host, are left alone.
 
-        Every opening does this. A process that stays open for weeks while others crash may call it from time to time.
+        Every opening does this, and once an hour a `put`.
 
         Returns:
             How many files were removed by `deadline`, or in a minute.
@@ -303,6 +312,19 @@ class FsBackend:
             return PutResult(PutStatus.CLOSED if self._closed else PutStatus.TIMED_OUT)
         except OSError as cause:
             return PutResult.failed(error_from_os(f"fs put {path}", cause))
+
+    def _sweep_if_due(self, deadline: Deadline) -> None:
+        now_s = time.monotonic()
+        with self._idle:
+            if now_s < self._sweep_at_s or deadline.expired:
+                return
+            # Nobody else meanwhile.
+            self._sweep_at_s = now_s + SWEEP_EVERY_S
+        limit = Deadline(min(deadline.at_s, now_s + SWEEP_S))
+        with suppress(OSError):
+            self._records.sweep(limit)
+        if limit.expired:
+            self._sweep_at_s = now_s + SWEEP_AGAIN_S
 
     def _is_record(self, path: str) -> bool:
         """Whether a plain file is at `path`. A folder or a link is no record."""

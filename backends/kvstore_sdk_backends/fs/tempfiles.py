@@ -33,7 +33,6 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
 from enum import Enum
 
 from kvstore_sdk.backend import Deadline
@@ -257,11 +256,16 @@ def _is_stale(facts: os.stat_result, stale_before: float | None) -> bool:
     return stale_before is None or facts.st_mtime < stale_before
 
 
-def _writers(temp_root: str) -> Iterator[str]:
-    """Names of all writers, dead and alive; one that has both a lock and a folder comes once."""
+def _writers(temp_root: str) -> list[str]:
+    """Names of all writers, dead and alive; one that has both a lock and a folder comes once.
+
+    In random order: a sweep that has no time for all of them must not begin with the same ones each time.
+    """
     with os.scandir(temp_root) as entries:
         names = {entry.name.removesuffix(".lock") for entry in entries}
-    return filter(_WRITER.fullmatch, sorted(names))
+    found = [*filter(_WRITER.fullmatch, names)]
+    secrets.SystemRandom().shuffle(found)
+    return found
 
 
 def _kernel() -> str:

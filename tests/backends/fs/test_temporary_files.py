@@ -161,6 +161,50 @@ def test_what_is_no_writers_is_left_alone(store: FsBackend, temp_root: Path) -> 
     assert (temp_root / "mine/file").exists()
 
 
+def test_a_put_sweeps_once_an_hour(
+    store: FsBackend, temp_root: Path, desk: Any, monkeypatch: pytest.MonkeyPatch, open_folder: Callable[..., FsBackend]
+) -> None:
+    """ATM-01: of a fleet that stays up, nobody opens the store, and its members die all the same."""
+    first, clock = Remains(temp_root), [0.0]
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + clock[0])
+    clock[0] = HOUR - 60
+    assert desk.put(store, "v1/a", b"x").status is PutStatus.STORED
+    assert first.file.exists()
+    clock[0] = HOUR
+    assert desk.put(store, "v1/b", b"x").status is PutStatus.STORED
+    assert first.gone
+    second = Remains(temp_root)
+    clock[0] = 2 * HOUR - 60
+    assert desk.put(store, "v1/c", b"x").status is PutStatus.STORED
+    assert second.file.exists()
+    clock[0] = 2 * HOUR + 60
+    assert desk.put(store, "v1/d", b"x").status is PutStatus.STORED
+    assert second.gone
+
+
+def test_a_put_that_sweeps_is_bounded_and_the_rest_comes_soon(store: FsBackend, desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [HOUR]
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + clock[0])
+    limits: list[float] = []
+
+    def slow(deadline: Deadline) -> int:
+        limits.append(deadline.remaining_s())
+        clock[0] += max(0.0, deadline.remaining_s())
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store._records, "sweep", slow)
+    for later_s in (0.0, 50.0, 15.0):
+        clock[0] += later_s
+        assert desk.put(store, f"v1/{later_s}", b"x").status is PutStatus.STORED
+    assert len(limits) == 2
+    assert max(limits) <= 0.05
+    clock[0] += 120
+    store.put([desk.put_item("v1/b", b"x")], Deadline.after(0.0))
+    assert len(limits) == 2, "never beyond the deadline of the call"
+
+
 @pytest.mark.parametrize("lock", [True, False], ids=["dead here", "old from elsewhere"])
 @pytest.mark.parametrize("where", ["writer", "subfolder", "file"])
 def test_a_sweep_follows_no_link(store: FsBackend, temp_root: Path, tmp_path: Path, where: str, lock: bool) -> None:
@@ -310,7 +354,7 @@ def test_a_lock_that_a_sweep_took_first_is_given_up_for_another(
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", interfere)
-    monkeypatch.setattr(tempfiles, "_writers", lambda _: iter(()))
+    monkeypatch.setattr(tempfiles, "_writers", lambda _: [])
     store = open_folder()
     assert seen == ["held", "removed", "replaced", "free"]
     assert desk.put(store, "a", b"x").status is PutStatus.STORED
