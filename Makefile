@@ -11,7 +11,7 @@ ENV := $(PYTHON) tools/env.py
 export TORCH_COMPILE_DISABLE := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-engine test-all lint format docs clean
+.PHONY: help demo test test-core test-engine test-all lint format docs golden clean
 
 help:
 	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
@@ -20,6 +20,7 @@ help:
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
 	@echo 'make docs      the tables of options in docs/configuration.md, from the code'
+	@echo 'make golden    the golden files of the record format, and the example in docs/format.md'
 	@echo 'make clean     remove what was built in this folder'
 
 demo:
@@ -56,6 +57,11 @@ lint:
 docs:
 	@$(ENV) engine
 	@$(RUN) tools/option_tables.py
+
+# Files that a change of the format has to change; from version 1 on this refuses.
+golden:
+	@$(ENV) engine
+	@$(RUN) tests/golden/regenerate.py
 
 format:
 	@bin="$$($(ENV) lint)/bin" && "$$bin/ruff" check --fix . && "$$bin/ruff" format .
