@@ -57,7 +57,9 @@ __all__ = [
     "platform_variant",
     "region_of_worker",
     "region_path",
+    "region_tensor",
     "request_context",
+    "row_bytes",
     "row_numbers",
     "runtime_lora_updating",
     "spec_facts",
@@ -401,6 +403,16 @@ def region_of_worker(worker: Any) -> Any:
 def detach_region(region: Any) -> None:
     """Make `region` leave its file alone when it is closed: whoever calls this unlinks the file."""
     region._creator = False
+
+
+def region_tensor(region: Any) -> Any:
+    """All bytes of a region, as one tensor."""
+    return _first(region, "base_tensor", "_base")
+
+
+def row_bytes(region: Any) -> int:
+    """Length of a row of a region."""
+    return int(region._row_stride)
 
 
 def transfer_ends() -> tuple[type[Any], type[Any]]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvstore_sdk.vllm.geometry import RankGeometry, group_extents, host_id
 from kvstore_sdk.vllm.weights import model_fingerprint
 from kvstore_sdk.vllm.worker import SlotLayout
 
-__all__ = ["collect"]
+__all__ = ["collect", "spare_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
         raise ConfigError(_WHERE, "nnodes", f"{nodes} machines share no host tier; run one engine on each, or set it to 1")
     if layout.bytes > known.slot_bytes:
         raise ConfigError(_WHERE, "geometry", f"the KV tensors take {layout.bytes} bytes of a row, vLLM gives them {known.slot_bytes}")
-    stride = int(region._row_stride)
+    stride = compat.row_bytes(region)
     groups, extents = {}, {}
     writes = not known.replicated or known.parallel.rank == 0
     for place, (group, tokens, layers) in enumerate(known.groups):
@@ -70,6 +71,46 @@ def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
         groups=groups,
         facts=_common(known, config),
     )
+
+
+def spare_pages(spec: Any) -> tuple[int, ...]:
+    """Of each group, how many pages at the start of a chunk no reader can need: their tokens lie outside the window of every reader.
+
+    A reader resumes at a multiple of some group's chunk, or one token before it, since the last token of a prompt is computed always. What
+    it sees begins a window before. Nothing is spare in groups without a window; nor in any if the engine has caches that it does not
+    offload, because those may end a hit anywhere.
+    """
+    known, config = compat.spec_facts(spec), compat.current_config(spec)
+    none = (0,) * len(known.groups)
+    if config is None or known.blocks_per_chunk == 1:
+        return none
+    modules: Mapping[str, Any] = config.compilation_config.static_forward_context
+    offloaded = {name for _, _, layers in known.groups for name in layers}
+    for name, module in modules.items():
+        # A layer that shares the cache of another one has none of its own.
+        shares = getattr(module, "kv_sharing_target_layer_name", None) is not None
+        if name not in offloaded and not shares and getattr(module, "get_kv_cache_spec", lambda _: None)(config) is not None:
+            return none
+    step = math.gcd(*(tokens * known.blocks_per_chunk for _, tokens, _ in known.groups))
+    speculative = int(getattr(config.speculative_config, "num_speculative_tokens", 0) or 0)
+    found = []
+    for _, tokens, layers in known.groups:
+        specs = [modules[name].get_kv_cache_spec(config) if name in modules else None for name in layers]
+        windows = [_window(found_spec, speculative) for found_spec in specs]
+        # A state that is kept at chunk boundaries alone is looked for nowhere else.
+        aligned = all(getattr(found_spec, "mamba_cache_mode", "") == "align" for found_spec in specs)
+        reach = tokens * known.blocks_per_chunk if aligned else step
+        found.append(max(0, (reach - max(windows)) // tokens) if windows and all(windows) else 0)
+    return tuple(found)
+
+
+def _window(spec: Any, speculative: int) -> int:
+    """How many tokens before the next one a layer can see, those kept for speculation included; 0 where there is no limit."""
+    if type(spec).__name__ == "MambaSpec":
+        # One state says everything. It is that of the last token.
+        return 1 + speculative
+    window = int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0)
+    return window + max(speculative, int(getattr(spec, "extra_retained_tokens", 0))) if window else 0
 
 
 def _common(known: compat.SpecFacts, config: Any) -> dict[str, Any]:

@@ -249,7 +249,7 @@ _F_SETSIG = 10
 _F_SETLEASE = 1024
 
 _REGION = re.compile(r"vllm_offload_.+\.mmap(\.\d+)?")
-_RECORD = re.compile(r"kvstore_vllm_offload_.+\.rank\d+\.json(\.\d+)?")
+_RECORD = re.compile(r"kvstore_vllm_offload_.+\.rank\d+\.(json(\.\d+)?|rows)")
 
 
 def is_abandoned(path: str) -> bool:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvstore_sdk.errors import ClosedError
 from kvstore_sdk.vllm.geometry import Extent, RankGeometry
+from kvstore_sdk.vllm.marks import RowMarks
 
 __all__ = ["RowMemory", "merge_ranks"]
 
@@ -36,10 +37,11 @@ class RowMemory:
     Copies are numpy's, which gives other threads the interpreter while it copies.
     """
 
-    def __init__(self, view: memoryview, extents: Mapping[int, Sequence[Extent]]) -> None:
+    def __init__(self, view: memoryview, extents: Mapping[int, Sequence[Extent]], marks: Sequence[RowMarks] = ()) -> None:
         """Args:
             view: vLLM's `primary_kv_view`, two dimensions of bytes.
             extents: Of each group, where its bytes lie in a row.
+            marks: Of each rank, which rows hold chunks that must not be stored.
 
         Raises:
             ValueError: an extent lies outside a row, or two of one group overlap.
@@ -53,10 +55,17 @@ class RowMemory:
                 if at < end or size < 1 or at + size > self.row_bytes:
                     raise ValueError(f"RowMemory: group {group}: [{at}, {at + size}) overlaps or leaves the row of {self.row_bytes} bytes")
                 end = at + size
+        self._marks = tuple(marks)
         self._sizes = {group: sum(size for _, size in found) for group, found in self._extents.items()}
 
     def payload_bytes(self, group: int) -> int | None:
         return self._sizes.get(group)
+
+    def incomplete(self, rows: Sequence[int]) -> list[int]:
+        """Places of the rows whose chunk lacks blocks that a reader could need, on any rank."""
+        if not rows:
+            return []
+        return [place for marks in self._marks for place in np.flatnonzero(marks.marked(rows)).tolist()]
 
     def copy_out(self, row: int, group: int, payload: memoryview) -> None:
         source, target = self._row(row), np.frombuffer(payload, np.uint8)
@@ -71,6 +80,8 @@ class RowMemory:
         for at, size in self._extents[group]:
             target[at : at + size] = source[start : start + size]
             start += size
+        for marks in self._marks:
+            marks.clear(row)
 
     def close(self) -> None:
         """Let go of the engine's memory, so that it can be unmapped. Copies that come later fail."""

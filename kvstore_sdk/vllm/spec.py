@@ -11,7 +11,8 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.vllm import compat, geometry
-from kvstore_sdk.vllm.facts import collect
+from kvstore_sdk.vllm.facts import collect, spare_pages
+from kvstore_sdk.vllm.marks import RowMarks, marks_path
 from kvstore_sdk.vllm.plugin import register
 from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler
 
@@ -41,6 +42,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         self._kvstore_worker: ScrubbedWorker | None = None
         self._kvstore_handlers: list[tuple[type[Any], type[Any], Any]] | None = None
         self._kvstore_geometry: list[geometry.RankGeometry] | None = None
+        self._kvstore_marks: list[RowMarks] = []
         self._kvstore_record_fd: int | None = None
 
     # The workers' side.
@@ -54,7 +56,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
                 inner = super().get_worker(kv_caches)
                 region = compat.region_of_worker(inner)
                 layout = self._layout(kv_caches, region)
-            self._kvstore_worker = ScrubbedWorker(inner, layout, region)
+            self._kvstore_worker = ScrubbedWorker(inner, layout, region, self._marks_of(region))
             self._announce(layout, region)
         return self._kvstore_worker
 
@@ -63,7 +65,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         if self._kvstore_handlers is None:
             if compat.host_is_the_device():
                 inner, layout, region = self._host_copies(kv_caches)
-                worker = ScrubbedWorker(inner, layout, region)
+                worker = ScrubbedWorker(inner, layout, region, self._marks_of(region))
                 device, host = compat.transfer_ends()
                 self._kvstore_handlers = [
                     (device, host, WorkerHandler(worker, "store")),
@@ -73,7 +75,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
                 (device, host, stores), loads = super().get_handlers(kv_caches)
                 region = compat.region_of_worker(stores)
                 layout = self._layout(kv_caches, region)
-                self._kvstore_handlers = [(device, host, ScrubbedHandler(stores, layout, region)), loads]
+                self._kvstore_handlers = [(device, host, ScrubbedHandler(stores, layout, region, self._marks_of(region))), loads]
             self._announce(layout, region)
         return iter(self._kvstore_handlers)
 
@@ -85,7 +87,12 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
 
     def _layout(self, kv_caches: Any, region: Any) -> SlotLayout:
         known = compat.spec_facts(self)
-        return SlotLayout(kv_caches, known.blocks_per_chunk, int(region.rank) * known.slot_bytes)
+        return SlotLayout(kv_caches, known.blocks_per_chunk, int(region.rank) * known.slot_bytes, spare_pages(self))
+
+    def _marks_of(self, region: Any) -> RowMarks | None:
+        """This rank's marks; none where a chunk is one block, which is there or is not."""
+        known = compat.spec_facts(self)
+        return RowMarks.create(region.mmap_path, known.parallel.rank, known.rows) if known.blocks_per_chunk > 1 else None
 
     def _announce(self, layout: SlotLayout, region: Any) -> None:
         """Write the geometry record. From here on the scheduler's side unlinks the region."""
@@ -114,14 +121,22 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
             ConfigError: one is missing after `GEOMETRY_TIMEOUT_S`, or they do not belong together.
         """
         if self._kvstore_geometry is None:
-            world_size = compat.spec_facts(self).parallel.world_size
-            self._kvstore_geometry = geometry.read_records(compat.region_path(self), world_size, GEOMETRY_TIMEOUT_S)
+            known, region = compat.spec_facts(self), compat.region_path(self)
+            records = geometry.read_records(region, known.parallel.world_size, GEOMETRY_TIMEOUT_S)
+            if known.blocks_per_chunk > 1:
+                self._kvstore_marks = [RowMarks.open(region, record.rank, record.rows) for record in records]
+            self._kvstore_geometry = records
         return self._kvstore_geometry
 
+    def kvstore_marks(self) -> list[RowMarks]:
+        """The marks of every rank, known once `kvstore_geometry` returned."""
+        return self._kvstore_marks
+
     def _unlink(self) -> None:
-        """Take the names of the region and of the records away. Without a name nothing can outlive the processes that map it."""
+        """Take the names of the region, the records and the marks away. Without a name nothing can outlive the processes that map it."""
         region = compat.region_path(self)
         world_size = compat.spec_facts(self).parallel.world_size
-        for path in (region, *(geometry.record_path(region, rank) for rank in range(world_size))):
+        beside = [path(region, rank) for rank in range(world_size) for path in (geometry.record_path, marks_path)]
+        for path in (region, *beside):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

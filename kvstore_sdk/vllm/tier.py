@@ -88,6 +88,8 @@ class KVStoreTier(SecondaryTierManager):
         if records:
             _refuse_partial_tails(where, self._known, records[0].facts)
         self._hash_unconfirmed = decision.none_hash
+        # A chunk of one block is there or is not.
+        self._may_lack_blocks = self._known.blocks_per_chunk > 1
         self._memory: RowMemory | None = None
         self._tier: Tier | None = None
         if decision.lora_off:
@@ -97,7 +99,8 @@ class KVStoreTier(SecondaryTierManager):
                 where,
             )
             return
-        self._open_tier(where, options, decision, RowMemory(primary_kv_view, extents))
+        marks = offloading_spec.kvstore_marks() if records else ()
+        self._open_tier(where, options, decision, RowMemory(primary_kv_view, extents, marks))
 
     def _open_tier(self, where: str, options: TierOptions, decision: Decision, memory: RowMemory) -> None:
         try:
@@ -181,6 +184,8 @@ class KVStoreTier(SecondaryTierManager):
             if self._has_partial_tails and not load:
                 whole = [place for place, key in enumerate(keys) if not self._is_inside_a_chunk(key, job.req_context)]
                 keys, rows = [keys[place] for place in whole], [rows[place] for place in whole]
+            if self._may_lack_blocks and not load:
+                keys, rows = self._without_incomplete(keys, rows)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain(method)
             self._fail(job_id)
@@ -292,6 +297,19 @@ class KVStoreTier(SecondaryTierManager):
             return False
         tokens = self._chunk_tokens.get(int.from_bytes(key[-4:], "big"))
         return tokens is not None and position % tokens != 0
+
+    def _without_incomplete(self, keys: list[bytes], rows: list[int]) -> tuple[list[bytes], list[int]]:
+        """Leave out chunks that lack blocks which a reader could need. vLLM stores such late, when its host memory was full before.
+
+        Rows are pinned while a job is open, so what is true at its submission stays true.
+        """
+        lacking = set(self._memory.incomplete(rows)) if self._memory is not None else set()
+        if not lacking:
+            return keys, rows
+        if self._tier is not None:
+            self._tier.metrics.count("stores", "incomplete", by=len(lacking))
+        kept = [place for place in range(len(rows)) if place not in lacking]
+        return [keys[place] for place in kept], [rows[place] for place in kept]
 
     def _confirm_hash(self, expected: bytes) -> None:
         """The engine draws its seed after the tiers are built, so what was assumed is checked before anything is stored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from kvstore_sdk.vllm import compat
+from kvstore_sdk.vllm.marks import RowMarks
 
 __all__ = ["GroupCopy", "HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler", "plan_copies"]
 
@@ -20,14 +21,28 @@ _Integers: TypeAlias = npt.NDArray[np.int64]
 class GroupCopy(NamedTuple):
     """The part of a transfer that concerns one group: block `blocks[i]` goes with page `pages[i]` of row `rows[i]`.
 
-    `untouched` are the (row, page) of the chunks of this transfer that no block goes with.
+    Attributes:
+        group: Its place in the engine's list.
+        blocks: Blocks of the device.
+        rows: The row of each block.
+        pages: The page in it.
+        chunks: The row of each chunk.
+        head: Pages of the first chunk before the first block.
+        tail: Pages of the last chunk after the last block.
     """
 
     group: int
     blocks: _Integers
     rows: _Integers
     pages: _Integers
-    untouched: list[tuple[int, int]]
+    chunks: _Integers
+    head: int
+    tail: int
+
+    def untouched(self, blocks_per_chunk: int) -> list[tuple[int, int]]:
+        """(row, page) that no block goes with."""
+        head = [(int(self.chunks[0]), page) for page in range(self.head)]
+        return head + [(int(self.chunks[-1]), page) for page in range(blocks_per_chunk - self.tail, blocks_per_chunk)]
 
 
 def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iterator[GroupCopy]:
@@ -56,14 +71,14 @@ def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iter
         of_group = numbers[row_at : row_at + chunks]
         if len(of_group) != chunks:
             raise ValueError(f"transfer: group {group} needs {chunks} rows, {len(of_group)} are left")
-        untouched = [(int(of_group[0]), page) for page in range(first)]
-        untouched += [(int(of_group[-1]), page % blocks_per_chunk) for page in range(first + size, chunks * blocks_per_chunk)]
         yield GroupCopy(
             group,
             blocks[block_at : block_at + size],
             of_group[positions // blocks_per_chunk],
             positions % blocks_per_chunk,
-            untouched,
+            of_group,
+            first,
+            chunks * blocks_per_chunk - first - size,
         )
         block_at += size
         row_at += chunks
@@ -80,14 +95,16 @@ class SlotLayout:
         pages: Length of a page of each tensor.
         starts: Where the part of each tensor starts in the row.
         refs: Of each group, by its place in the engine's list, (tensor, bytes of a page that are used) of each layer.
+        spare: Of each group, how many pages at the start of a chunk no reader can need.
     """
 
-    def __init__(self, kv_caches: Any, blocks_per_chunk: int, offset: int) -> None:
+    def __init__(self, kv_caches: Any, blocks_per_chunk: int, offset: int, spare: Sequence[int] = ()) -> None:
         self.blocks_per_chunk = blocks_per_chunk
         self.offset = offset
         self.pages = [int(tensor.page_size_bytes) for tensor in kv_caches.tensors]
         self.starts = [offset + blocks_per_chunk * sum(self.pages[:tensor]) for tensor in range(len(self.pages))]
         self.refs = [[(int(ref.tensor_idx), int(ref.page_size_bytes)) for ref in refs] for refs in kv_caches.group_data_refs]
+        self.spare = tuple(spare) or (0,) * len(self.refs)
 
     @property
     def bytes(self) -> int:
@@ -110,13 +127,13 @@ class HostCopies:
     """
 
     def __init__(self, kv_caches: Any, layout: SlotLayout, region: Any) -> None:
-        stride = int(region._row_stride)
+        stride = compat.row_bytes(region)
         rows = int(region.total_size_bytes) // stride
         self._layout = layout
         self._region = region
         self._tensors = [found.tensor.view(torch.int8).view(-1, page) for found, page in zip(kv_caches.tensors, layout.pages, strict=True)]
         self._slots = [
-            torch.as_strided(region._base, (rows, layout.blocks_per_chunk, page), (stride, page, 1), start)
+            torch.as_strided(compat.region_tensor(region), (rows, layout.blocks_per_chunk, page), (stride, page, 1), start)
             for page, start in zip(layout.pages, layout.starts, strict=True)
         ]
         self._result = compat.transfer_result_class()
@@ -163,23 +180,42 @@ class HostCopies:
 
 
 class _Scrubber:
-    """Zeroes the pages of a stored chunk that no block goes with.
+    """Sees to the pages of a stored chunk that no block goes with: they are zeroed, and where a reader could need them the row is marked.
 
     A row is reused for chunks of any group and any request. What a store leaves as it was would be another's bytes, and would be kept.
+
+    vLLM leaves out blocks that a sliding window has dropped and that hold something else by now. Before the first block of a transfer
+    their places are known. After it they are not: vLLM pairs the blocks with the pages one after another, so the last page stays empty, and
+    any chunk of the group may have got blocks of its neighbour. A store that ends inside a chunk therefore spoils all chunks of its group.
     """
 
-    def __init__(self, layout: SlotLayout, region: Any) -> None:
+    def __init__(self, layout: SlotLayout, region: Any, marks: RowMarks | None) -> None:
         self._layout = layout
-        self._rows: npt.NDArray[np.int8] | None = region._base.numpy().reshape(-1, int(region._row_stride))
+        self._rows: npt.NDArray[np.int8] | None = compat.region_tensor(region).numpy().reshape(-1, compat.row_bytes(region))
+        self._marks = marks
 
     def scrub(self, device: Any, rows: npt.ArrayLike) -> None:
-        if self._rows is None or self._layout.blocks_per_chunk == 1:
+        """Before the blocks of `device` are stored in `rows`.
+
+        Raises:
+            ValueError: numbers of blocks and of rows do not fit together; vLLM's own copy would not start either.
+        """
+        layout = self._layout
+        if self._rows is None or layout.blocks_per_chunk == 1:
             return
-        for part in plan_copies(device, rows, self._layout.blocks_per_chunk):
-            for row, page in part.untouched:
-                for tensor, size in self._layout.used(part.group).items():
-                    at = self._layout.starts[tensor] + page * self._layout.pages[tensor]
+        if self._marks is not None:
+            self._marks.clear(np.asarray(rows, dtype=np.int64))
+        for part in plan_copies(device, rows, layout.blocks_per_chunk):
+            for row, page in part.untouched(layout.blocks_per_chunk):
+                for tensor, size in layout.used(part.group).items():
+                    at = layout.starts[tensor] + page * layout.pages[tensor]
                     self._rows[row, at : at + size] = 0
+            if self._marks is None:
+                continue
+            if part.tail:
+                self._marks.mark(part.chunks)
+            elif part.head > layout.spare[part.group]:
+                self._marks.mark(part.chunks[:1])
 
     def close(self) -> None:
         self._rows = None
@@ -188,9 +224,9 @@ class _Scrubber:
 class ScrubbedWorker:
     """What the connector drives (vLLM 0.25 and later): `HostCopies` or vLLM's own worker, with rows scrubbed before each store."""
 
-    def __init__(self, inner: Any, layout: SlotLayout, region: Any) -> None:
+    def __init__(self, inner: Any, layout: SlotLayout, region: Any, marks: RowMarks | None = None) -> None:
         self._inner = inner
-        self._scrubber = _Scrubber(layout, region)
+        self._scrubber = _Scrubber(layout, region, marks)
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         self._scrubber.scrub(src_spec, compat.row_numbers(dst_spec))
@@ -214,9 +250,9 @@ class ScrubbedWorker:
 class ScrubbedHandler:
     """vLLM 0.24's own handler for stores, with rows scrubbed before each."""
 
-    def __init__(self, inner: Any, layout: SlotLayout, region: Any) -> None:
+    def __init__(self, inner: Any, layout: SlotLayout, region: Any, marks: RowMarks | None = None) -> None:
         self._inner = inner
-        self._scrubber = _Scrubber(layout, region)
+        self._scrubber = _Scrubber(layout, region, marks)
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         self._scrubber.scrub(spec[0], compat.row_numbers(spec[1]))

@@ -116,6 +116,13 @@ class Engine:
         logprobs = tuple(tuple(sorted((token, found.logprob) for token, found in step.items())) for step in completion.logprobs)
         return Answer(output.num_cached_tokens, tuple(completion.token_ids), logprobs)
 
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
+        """Answer prompts, several at a time, each with a number of tokens of its own."""
+        from vllm import SamplingParams
+
+        parameters = [SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True) for count in tokens]
+        self._llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], parameters, use_tqdm=False)
+
     @property
     def core(self) -> Any:
         """The `EngineCore`, which lives in this process."""
