@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from child import Child
-from harness import Cell, CellResult, machine_facts, report, run_cell, save
+from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
 
 HERE = Path(__file__).parent
 OPERATIONS = {
@@ -22,6 +22,8 @@ OPERATIONS = {
     "submit_store": "submit a store, a chunk",
     "submit_load": "submit a load, a chunk",
     "poll": "poll until stored, a chunk",
+    "store": "submit a store and poll until it is done, a chunk",
+    "load": "submit a load and poll until it is done, a chunk",
     "idle_poll": "poll with nothing to report, a call",
 }
 
@@ -56,6 +58,7 @@ def main() -> None:
     facts = machine_facts() | {"vllm": vllm.__version__, "rounds": str(args.rounds)}
     title = "Time on the calling thread against vLLM's fs tier"
     text = report(title, "1/s", results, facts)
+    text += "\n" + ("\n".join(f"- Missed: {miss}." for miss in verdict(results, 1.0, 1.0)) or "Nothing missed.") + "\n"
     print(text)
     if args.json:
         save(args.json, title, "1/s", results, facts)

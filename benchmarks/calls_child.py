@@ -1,7 +1,7 @@
 """One side of the comparison of calling-thread time: `python calls_child.py ours|vllm FOLDER`.
 
 Both sides are secondary tiers of vLLM's real `TieringOffloadingSpec`, built by its own factory over its own host region, and are driven as
-its manager drives them. A question is {"op": "lookup"|"submit_store"|"submit_load"|"poll"|"idle_poll", "round"}; the answer
+its manager drives them. A question is {"op": "lookup"|"submit_store"|"submit_load"|"poll"|"store"|"load"|"idle_poll", "round"}; the answer
 {"rate": ...}: chunks (idle polls: calls) that the calling thread gets through in a second, counting only the time inside the tier's method.
 """
 
@@ -47,7 +47,7 @@ class Side:
                 groups=(fields(config.OffloadingGroupConfig, tokens_per_block=16, layer_names=("l0",), group_id=0),),
                 worker_kv_bytes_per_block=CHUNK_BYTES,
                 enable_kv_cache_events=False,
-                extra_config={"cpu_bytes_to_use": CHUNK_BYTES * CHUNKS, "secondary_tiers": [tier_config]},
+                extra_config={"cpu_bytes_to_use": 2 * CHUNK_BYTES * CHUNKS, "secondary_tiers": [tier_config]},
                 engine_id=f"bench-{os.getpid()}",
                 model=fields(config.OffloadingModelConfig, name="m", dtype="bfloat16", max_model_len=1024),
                 cache=fields(config.OffloadingCacheConfig, tokens_per_hash=16, blocks_per_chunk=1),
@@ -140,13 +140,13 @@ class Side:
             for _ in range(1000):
                 list(poll())
             return {"rate": 1000 / (time.perf_counter() - begun)}
-        if op == "submit_store" or op == "poll":
+        if op in ("submit_store", "poll", "store"):
             keys = [self.base.make_offload_key(f"{op}{number}".encode().ljust(28, b"\0") + i.to_bytes(4, "big"), 0) for i in range(CHUNKS)]
             submitted = self.submit_all(self.tier.submit_store, keys, load=False)
         else:
             submitted = self.submit_all(self.tier.submit_load, self.known, load=True)
         polled = self.wait_jobs()
-        return {"rate": CHUNKS / (polled if op == "poll" else submitted)}
+        return {"rate": CHUNKS / {"poll": polled, "store": submitted + polled, "load": submitted + polled}.get(op, submitted)}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from child import Child
-from harness import Cell, CellResult, filesystem_of, machine_facts, report, run_cell, save
+from harness import Cell, CellResult, filesystem_of, machine_facts, report, run_cell, save, verdict
 
 HERE = Path(__file__).parent
 BYTES_PER_ROUND = 64 << 20
@@ -52,6 +52,7 @@ def main() -> None:
     facts = machine_facts() | {"filesystem": filesystem_of(args.folder), "rounds": str(args.rounds)}
     title = "fs backend against vLLM's fs tier I/O"
     text = report(title, "MB/s", results, facts)
+    text += "\n" + ("\n".join(f"- Missed: {miss}." for miss in verdict(results, 0.9, 0.85)) or "Nothing missed.") + "\n"
     print(text)
     if args.json:
         save(args.json, title, "MB/s", results, facts)

@@ -33,6 +33,10 @@ class Ours:
         self._region = Region(REGION_BYTES + (REGION_BYTES // (128 << 10)) * 4096)
         self._region.view[:] = os.urandom(1 << 20) * (self._region.size_bytes >> 20) + bytes(self._region.size_bytes % (1 << 20))
 
+    def scribble(self) -> None:
+        for at in range(0, self._region.size_bytes, 4096):
+            self._region.view[at] ^= 0xFF
+
     def prepare(self, tag: str, size: int, chunks: int) -> list[list[Any]]:
         from kvstore_sdk.format import record_bytes
         from kvstore_sdk.keys import ChunkKey
@@ -54,10 +58,12 @@ class Ours:
             raise RuntimeError(f"put failed: {results}")
 
     def get(self, size: int, batch: list[Any]) -> None:
-        from kvstore_sdk.backend import Deadline, Get
+        from kvstore_sdk.backend import Deadline, Get, GetStatus
         from kvstore_sdk.format import verify
 
-        self._backend.get([Get(key.name, (buffer,)) for key, buffer in batch], Deadline.after(60))
+        results = self._backend.get([Get(key.name, (buffer,)) for key, buffer in batch], Deadline.after(60))
+        if any(result.status is not GetStatus.FOUND for result in results):
+            raise RuntimeError(f"get failed: {results}")
         if any(verify(buffer.view, key, "opaque-benchmark", size) for key, buffer in batch):
             raise RuntimeError("a record did not verify")
 
@@ -70,6 +76,10 @@ class Vllm:
         self._map = mmap.mmap(-1, REGION_BYTES)
         self._view = memoryview(self._map)
         self._view[:] = os.urandom(1 << 20) * (REGION_BYTES >> 20)
+
+    def scribble(self) -> None:
+        for at in range(0, REGION_BYTES, 4096):
+            self._view[at] ^= 0xFF
 
     def prepare(self, tag: str, size: int, chunks: int) -> list[list[Any]]:
         fit = REGION_BYTES // size
@@ -131,6 +141,9 @@ def main() -> None:
         size, chunks = question["chunk_bytes"], question["chunks"]
         work = store.put if question["op"] == "put" else store.get
         batches = store.prepare(question["tag"], size, chunks)
+        if question["op"] == "get":
+            # What a get does not read must not look as if it had.
+            store.scribble()
         if question["threads"] > len(batches):
             # As many batches as threads at least, or some threads would have nothing to do.
             flat = [pair for batch in batches for pair in batch]

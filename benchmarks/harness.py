@@ -93,12 +93,16 @@ def machine_facts() -> dict[str, str]:
 
 def filesystem_of(path: Path) -> str:
     """Type of the filesystem that holds `path`."""
-    best, kind = "", "unknown"
-    for line in _lines("/proc/mounts"):
-        _, mount, found, *_ = line.split()
-        if str(path.resolve()).startswith(mount) and len(mount) >= len(best):
-            best, kind = mount, found
-    return kind
+    found = [line.split()[1:3] for line in _lines("/proc/mounts")]
+    return max((mount for mount in found if path.resolve().is_relative_to(mount[0])), key=lambda mount: len(mount[0]))[1]
+
+
+def verdict(results: Sequence[CellResult], mean: float, least: float) -> list[str]:
+    """What speaks against *ours* keeping up: the geometric mean over the judged cells, and each whose whole interval lies below `least`."""
+    judged = [r for r in results if r.judged]
+    over_all = geometric_mean([r.ratio for r in judged])
+    misses = [f"geometric mean {over_all:.2f}, wanted {mean:.2f}"] if over_all < mean else []
+    return misses + [f"{r.name}: {r.interval[0]:.2f} to {r.interval[1]:.2f}, wanted {least:.2f}" for r in judged if r.interval[1] < least]
 
 
 def report(title: str, unit: str, results: Sequence[CellResult], facts: dict[str, str]) -> str:
