@@ -116,7 +116,7 @@ class Fault:
         skip: Calls that would be hit but are let through first.
         times: Calls that are hit after that; None for no limit.
         probability: Of each item to be chosen, drawn from the script's seed, the rule, the name, and how often the rule saw that
-            name: the same in every run, whatever the threads do.
+            name: the same in every run, whatever the threads do. (After 100,000 other names a name is as good as new.)
     """
 
     op: str
@@ -329,7 +329,7 @@ class WriteLate(Action):
         return results
 
     def _schedule(self, call: Call, get: Get) -> None:
-        call.late.later(self.seconds, lambda: _fill(get, bytes([self.fill]) * get.size_bytes))
+        call.late.later(self.seconds, lambda: _fill(get, bytes([self.fill]) * get.size_bytes), get.into)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ class ReadLate(Action):
 
     def _schedule(self, call: Call, put: Put) -> None:
         late = replace(put, mode=Mode.REPLACE)
-        call.late.later(self.seconds, lambda: call.inner.put([late], Deadline.after(LATE_CALL_TIMEOUT_S)))
+        call.late.later(self.seconds, lambda: call.inner.put([late], Deadline.after(LATE_CALL_TIMEOUT_S)), put.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +378,8 @@ class InDoubt(Action):
 
     def _schedule(self, call: Call, item: Any, ticket: LateTicket) -> None:
         operation: Any = call.inner.put if call.op == "put" else call.inner.get
-        call.late.later(self.seconds, lambda: operation([item], Deadline.after(LATE_CALL_TIMEOUT_S)), ticket)
+        memory = item.parts if call.op == "put" else item.into
+        call.late.later(self.seconds, lambda: operation([item], Deadline.after(LATE_CALL_TIMEOUT_S)), memory, ticket)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

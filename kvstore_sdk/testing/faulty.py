@@ -19,6 +19,9 @@ __all__ = ["Event", "FaultyBackend"]
 MAX_EVENTS = 100_000
 """Entries of the log; older ones are dropped."""
 
+MAX_DRAWS = 100_000
+"""Names whose draws a rule counts; older ones are forgotten."""
+
 MAX_NAMES = 1024
 """Names of one length that `SwapRecords` may choose from."""
 
@@ -170,7 +173,10 @@ class FaultyBackend(BackendWrapper):
         fault = rule.fault
         if fault.names is not None and not fault.names(name):
             return False
-        rule.draws[name] += 1
+        # At the end again, so that the first is the one that was not seen for longest.
+        rule.draws[name] = rule.draws.pop(name, 0) + 1
+        if len(rule.draws) > MAX_DRAWS:
+            del rule.draws[next(iter(rule.draws))]
         # A generator of its own for each draw: one that calls share would hand out its numbers in the order of the threads.
         draw = random.Random(f"{self._seed}:{rule.index}:{name}:{rule.draws[name]}")
         return draw.random() < fault.probability

@@ -30,7 +30,10 @@ from kvstore_sdk.testing.wrapper import BackendWrapper, item_name
 __all__ = ["RecordedCall", "RecordingBackend"]
 
 MAX_CALLS = 100_000
-"""Calls that are kept; older ones are dropped."""
+"""Calls that are kept, and tickets that may still be asked about; older ones are dropped."""
+
+MAX_BREACHES = 10_000
+"""Breaches that are kept: the first ones, of which later ones are often the consequence."""
 
 _BATCHED = {"exists", "put", "get", "delete"}
 
@@ -97,7 +100,8 @@ class RecordingBackend(BackendWrapper):
         self._wants_regions = isinstance(inner, SupportsRegions)
         self._uses: set[_Use] = set()
         self._in_doubt: dict[object, list[_Use]] = {}
-        self._tickets: set[object] = set()
+        # Every one that was given out, in that order.
+        self._tickets: dict[object, None] = {}
 
     @property
     def calls(self) -> list[RecordedCall]:
@@ -107,7 +111,7 @@ class RecordingBackend(BackendWrapper):
 
     @property
     def breaches(self) -> list[str]:
-        """What the caller did that the contract forbids, a line each."""
+        """What the caller did that the contract forbids, a line each, the first 10,000 of them."""
         with self._lock:
             return list(self._breaches)
 
@@ -145,6 +149,7 @@ class RecordingBackend(BackendWrapper):
             self._running += batched
             self._most = max(self._most, self._running)
             self._breaches += self._faults_of(op, items, uses)
+            del self._breaches[MAX_BREACHES:]
             self._uses.update(uses)
         try:
             yield
@@ -157,7 +162,7 @@ class RecordingBackend(BackendWrapper):
         offered = self.inner.capabilities
         if op == "settle":
             for ticket in items:
-                if ticket not in self._tickets:
+                if ticket not in self._tickets and ticket not in self._in_doubt:
                     yield f"settle: {ticket!r} was never given out"
         if op == "register_region":
             if items[0].id in self._regions:
@@ -216,5 +221,7 @@ class RecordingBackend(BackendWrapper):
                 if op == "settle" and result is True:
                     self._in_doubt.pop(item, None)
                 if isinstance(result, (PutResult, GetResult)) and result.status in (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT):
-                    self._tickets.add(result.ticket)
+                    self._tickets[result.ticket] = None
+                    if len(self._tickets) > MAX_CALLS:
+                        del self._tickets[next(iter(self._tickets))]
                     self._in_doubt[result.ticket] = [use for use in uses if use.name == item.name]

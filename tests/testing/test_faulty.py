@@ -344,6 +344,33 @@ def test_in_doubt_settles_even_when_the_store_below_failed(inner: Any, bench: An
     backend.close()
 
 
+def test_an_error_of_the_store_below_is_kept_whatever_its_type(inner: Any, bench: Any) -> None:
+    """A ValueError counts as memory that is gone only if the memory is gone."""
+    backend = FaultyBackend(FaultyBackend(inner, [Fault("put", Raise(ValueError))]), [Fault("put", InDoubt())])
+    bench.store(backend, "new", b"x")
+    backend.release()
+    assert backend.wait_late()
+    assert [type(error) for error in backend.late_errors] == [ValueError]
+    backend.close()
+
+
+def test_a_rule_forgets_names_that_it_has_not_seen_for_long(faulty: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soak of millions of names must not fill the memory."""
+    monkeypatch.setattr("kvstore_sdk.testing.faulty.MAX_DRAWS", 3)
+    backend = faulty(Fault("exists", Say(False), probability=0.5))
+
+    def draws(name: str, number: int) -> list[Any]:
+        return [backend.exists([name], Deadline.after(SOON))[0] for _ in range(number)]
+
+    first = draws("a", 16)
+    assert len(set(map(str, first))) == 2
+    for name in ("b", "c", "d"):
+        backend.exists([name], Deadline.after(SOON))
+    [rule] = backend._rules
+    assert list(rule.draws) == ["b", "c", "d"]
+    assert draws("a", 16) == first, "as good as new"
+
+
 def test_in_doubt_must_be_in_the_first_script(faulty: Open) -> None:
     backend = faulty()
     assert not isinstance(backend, SupportsSettle)

@@ -172,3 +172,21 @@ def test_a_ticket_out_of_nowhere_is_a_breach(inner: Any) -> None:
         backend.settle(["mine"], Deadline.after(0.01))
     assert backend.breaches == ["settle: 'mine' was never given out"]
     faulty.close()
+
+
+def test_what_is_kept_is_bounded(inner: Any, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soak must not fill the memory: the last calls and tickets are kept, and the first breaches."""
+    monkeypatch.setattr("kvstore_sdk.testing.recording.MAX_CALLS", 2)
+    monkeypatch.setattr("kvstore_sdk.testing.recording.MAX_BREACHES", 2)
+    faulty = FaultyBackend(inner, [Fault("get", InDoubt())])
+    backend = RecordingBackend(faulty)
+    given = [backend.get([bench.get("a", slot)], soon())[0].ticket for slot in range(3)]
+    faulty.release()
+    assert backend.settle(given, soon()) == [True] * 3, "what is in doubt may be asked about, however old it is"
+    assert backend.breaches == []
+    for number in range(3):
+        backend.exists([f"/{number}"], soon())
+    assert backend.breaches == [f"exists /{number}: not a valid name of at most 255 bytes" for number in range(2)]
+    assert len(backend.calls) == 2
+    assert len(backend._tickets) == 2
+    backend.close()
