@@ -3,10 +3,7 @@
 For the tests of this SDK and of vendors. Nothing here imports a test framework. `docs/testing.md` has examples.
 """
 
-from kvstore_sdk.testing.faults import (
-    Action,
-    Call,
-    Fault,
+from kvstore_sdk.testing.actions import (
     Hang,
     InDoubt,
     Raise,
@@ -19,6 +16,7 @@ from kvstore_sdk.testing.faults import (
     WrongBytes,
     WrongSize,
 )
+from kvstore_sdk.testing.faults import Action, Call, Fault
 from kvstore_sdk.testing.faulty import Event, FaultyBackend
 from kvstore_sdk.testing.recording import RecordedCall, RecordingBackend
 from kvstore_sdk.testing.wrapper import BackendWrapper

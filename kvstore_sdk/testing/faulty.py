@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstore_sdk.backend import Backend, Capabilities, Deadline, GetStatus, PutStatus, Ticket
-from kvstore_sdk.testing.faults import Call, Fault, InDoubt, LateTicket, Proceed
+from kvstore_sdk.testing.actions import InDoubt, LateTicket
+from kvstore_sdk.testing.faults import Call, Fault, Proceed
 from kvstore_sdk.testing.late import LateWork
 from kvstore_sdk.testing.wrapper import BackendWrapper, item_name
 
