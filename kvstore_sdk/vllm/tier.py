@@ -367,3 +367,7 @@ def _refuse_without_records(where: str, known: compat.SpecFacts) -> None:
         raise ConfigError(where, "spec_name", f"TieringOffloadingSpec serves one worker only, this engine has {workers}: {fix}")
     if groups > 1:
         raise ConfigError(where, "spec_name", f"TieringOffloadingSpec serves one KV cache group only, this model has {groups}: {fix}")
+    if known.blocks_per_chunk > 1:
+        # A layer with a window may have lost some of a chunk's blocks, and here nobody would know.
+        problem = f"TieringOffloadingSpec does not say which of a chunk's {known.blocks_per_chunk} blocks are there: {fix}, or set it to 1"
+        raise ConfigError(where, "blocks_per_chunk", problem)

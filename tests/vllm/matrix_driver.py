@@ -156,17 +156,20 @@ def partial_tails_are_misses() -> None:
 
 
 def plain_spec() -> None:
-    """vLLM's own spec: one worker and one group are served, privately; anything else is refused with the spec's name."""
+    """vLLM's own spec: one worker, one group and chunks of a block are served, privately; all else is refused with the spec's name."""
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-    stand = Stand(
-        [entry("plain")], ranks=1, groups=1, spec_class=TieringOffloadingSpec, workers=False, cache_config__cache_dtype="bfloat16"
-    )
+    plain: dict[str, Any] = {"spec_class": TieringOffloadingSpec, "workers": False, "cache_config__cache_dtype": "bfloat16"}
+    stand = Stand([entry("plain")], ranks=1, groups=1, blocks_per_chunk=1, **plain)
     assert stand.manager.secondary_tiers[0]._tier.identity.private
     stand.manager.shutdown()
-    for shape in ({"ranks": 2, "groups": 1}, {"ranks": 1, "groups": 2}):
+    for shape in (
+        {"ranks": 2, "groups": 1, "blocks_per_chunk": 1},
+        {"ranks": 1, "groups": 2, "blocks_per_chunk": 1},
+        {"ranks": 1, "groups": 1, "blocks_per_chunk": 2},
+    ):
         with pytest.raises(ValueError, match="KVStoreTieringSpec"):
-            Stand([entry("plain")], spec_class=TieringOffloadingSpec, workers=False, cache_config__cache_dtype="bfloat16", **shape)
+            Stand([entry("plain")], **plain, **shape)
         # Before 0.28 vLLM leaves its region to itself when a tier refuses.
         for path in Path("/dev/shm").glob(f"vllm_offload_kvstore-test-{os.getpid()}-*"):
             path.unlink()

@@ -157,7 +157,7 @@ def test_an_unresolved_kv_type_is_refused(stand: MakeStand, tmp_path: Path) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stand, "_offloading_config", unresolved)
         with pytest.raises(ConfigError, match=r"kv_cache_dtype: 'auto' .*KVStoreTieringSpec"):
-            stand([entry(tmp_path / "kv")], ranks=1, groups=1, workers=False, spec_class=TieringOffloadingSpec)
+            stand([entry(tmp_path / "kv")], ranks=1, groups=1, blocks_per_chunk=1, workers=False, spec_class=TieringOffloadingSpec)
         # Our own spec asks the worker, which knows.
         made = stand([entry(tmp_path / "kv")])
         assert made.adapter._tier.identity.kv_dtype == "bfloat16"

@@ -238,7 +238,7 @@ def test_lora_digests_are_part_of_the_identity(stand: MakeStand, tmp_path: Path,
     # Under vLLM's own spec adapters cannot be seen at all, but that they may change can.
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-    plain = stand([entry(tmp_path)], ranks=1, groups=1, workers=False, spec_class=TieringOffloadingSpec)
+    plain = stand([entry(tmp_path)], ranks=1, groups=1, blocks_per_chunk=1, workers=False, spec_class=TieringOffloadingSpec)
     assert plain.adapter._tier is None
 
 
