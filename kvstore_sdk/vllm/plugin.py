@@ -16,9 +16,17 @@ def register() -> None:
     """
     try:
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+        # A name that is taken is left to whoever has it; registering it again would raise. Where the registry is called otherwise by now,
+        # registering tells the same.
+        if "kvstore" not in getattr(SecondaryTierFactory, "_registry", ()):
+            SecondaryTierFactory.register_tier("kvstore", "kvstore_sdk.vllm.tier", "KVStoreTier")
     except ImportError as cause:
         logger.debug("kvstore: this vLLM has no tiers, so none is registered (%s)", cause)
-        return
-    # The registry is private, and registering a name twice raises; a name that is taken is left to whoever has it.
-    if "kvstore" not in SecondaryTierFactory._registry:
-        SecondaryTierFactory.register_tier("kvstore", "kvstore_sdk.vllm.tier", "KVStoreTier")
+    except Exception as cause:  # noqa: BLE001  vLLM calls its plugins without a guard: this would end every engine on the machine
+        logger.warning(
+            "kvstore: the tier type kvstore is not registered with this vLLM (%s: %s); a tier's entry finds it with "
+            '"module_path": "kvstore_sdk.vllm"',
+            type(cause).__name__,
+            cause,
+        )

@@ -80,3 +80,23 @@ def test_the_sdk_logs_as_vllm_does_unless_somebody_said_otherwise(monkeypatch: p
 def test_a_vllm_without_tiers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.v1.kv_offload.tiering.factory", None)
     register()
+
+
+def test_registering_never_raises(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM calls its plugins without a guard: whatever it renames, no engine on the machine may fail to start because of this package."""
+
+    def refuse(*arguments: object) -> None:
+        raise ValueError("taken")
+
+    with monkeypatch.context() as patch:
+        patch.delattr(SecondaryTierFactory, "_registry")
+        patch.setattr(SecondaryTierFactory, "register_tier", refuse)
+        register()
+    with monkeypatch.context() as patch:
+        patch.setattr(SecondaryTierFactory, "_registry", {})
+        patch.delattr(SecondaryTierFactory, "register_tier")
+        register()
+    assert [record.levelname for record in caplog.records if "not registered" in record.getMessage()] == ["WARNING"] * 2
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules["vllm.v1.kv_offload.tiering.factory"], "SecondaryTierFactory")
+        register()
