@@ -1,7 +1,7 @@
 """All that a storage vendor needs: the Backend protocol, its types, and its errors."""
 
 from kvstore_sdk.backend.deadline import Deadline
-from kvstore_sdk.backend.options import Bounds, OptionInfo, parse_options, redact
+from kvstore_sdk.backend.options import Bounds, OptionInfo, parse_options
 from kvstore_sdk.backend.protocol import (
     Backend,
     Capabilities,
@@ -97,6 +97,5 @@ __all__ = [
     "is_valid_name",
     "open_backend",
     "parse_options",
-    "redact",
     "registered_backends",
 ]

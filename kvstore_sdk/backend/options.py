@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from kvstore_sdk.errors import ConfigError
 
-__all__ = ["Bounds", "OptionInfo", "options_of", "parse_options", "redact"]
+__all__ = ["Bounds", "OptionInfo", "options_of", "parse_options"]
 
 _SECRET = re.compile(r"secret|passw|passphrase|pwd|token|credential|signature|key($|_)|(^|_)(auth|sas|salt)($|_)", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*")
@@ -74,6 +74,7 @@ class OptionInfo:
 
     @property
     def secret(self) -> bool:
+        """Whether its value may be shown to nobody, as its name says."""
         return bool(_SECRET.search(self.name))
 
 
@@ -114,11 +115,6 @@ def parse_options(where: str, schema: Mapping[str, OptionInfo], given: Mapping[s
         elif option.required:
             raise ConfigError(where, name, "must be given")
     return parsed
-
-
-def redact(given: Mapping[str, object]) -> dict[str, object]:
-    """A copy fit for logs: values whose names look secret are replaced."""
-    return {name: "***" if _SECRET.search(name) else value for name, value in given.items()}
 
 
 def _known(schema: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_sdk.backend import Bounds, ConfigError, parse_options, redact
+from kvstore_sdk.backend import Bounds, ConfigError, OptionInfo, parse_options
 from kvstore_sdk.backend.options import options_of
 
 
@@ -211,7 +211,7 @@ def test_secrets_are_neither_logged_nor_shown_in_an_error() -> None:
         "pwd",
     )
     shown = ("bucket", "threads", "max_known_keys", "author", "salted_bytes")
-    assert redact(dict.fromkeys(hidden + shown, "v")) == dict.fromkeys(hidden, "***") | dict.fromkeys(shown, "v")
+    assert [name for name in hidden + shown if OptionInfo(name, str, "", Bounds(), "").secret] == list(hidden)
 
 
 @given(number=st.integers(1, 1023), unit=st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
