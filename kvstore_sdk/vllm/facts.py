@@ -116,7 +116,6 @@ def _window(spec: Any, speculative: int) -> int:
 def _common(known: compat.SpecFacts, config: Any) -> dict[str, Any]:
     """What is the same on every rank."""
     model, cache = config.model_config, config.cache_config
-    load_format = str(getattr(config.load_config.load_format, "value", config.load_config.load_format))
     kv_dtype = str(cache.cache_dtype)
     if kv_dtype == "auto":
         kv_dtype = str(model.dtype).removeprefix("torch.")
@@ -125,12 +124,12 @@ def _common(known: compat.SpecFacts, config: Any) -> dict[str, Any]:
         "platform": compat.platform_variant(),
         "cache_layout": compat.cache_layout(known),
         "model": str(model.model),
-        "weights": model_fingerprint(model, load_format),
+        "weights": model_fingerprint(model, config.load_config),
         "model_config": _model_digest(model),
         "kv_dtype": kv_dtype,
         "quantization": str(model.quantization or ""),
         "hash_algorithm": str(cache.prefix_caching_hash_algo),
-        "draft_model": _draft(config, load_format),
+        "draft_model": _draft(config),
         "lora": config.lora_config is not None,
         "mamba_align": str(getattr(cache, "mamba_cache_mode", "none")) == "align",
         # Scales taken from the first batch are others in every process: equal tokens, other bytes.
@@ -148,7 +147,7 @@ def _model_digest(model: Any) -> str:
     return _digest([described, others])
 
 
-def _draft(config: Any, load_format: str) -> str:
+def _draft(config: Any) -> str:
     """The speculative model, whose KV lies in the chunks too; empty for none. It ends in `unknown` when its weights cannot be told."""
     speculative = getattr(config, "speculative_config", None)
     if speculative is None:
@@ -156,7 +155,8 @@ def _draft(config: Any, load_format: str) -> str:
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None:
         return str(speculative.method)
-    return f"{speculative.method}:{draft.model}:{_model_digest(draft)}:{model_fingerprint(draft, load_format) or 'unknown'}"
+    loader = getattr(speculative, "draft_load_config", None) or config.load_config
+    return f"{speculative.method}:{draft.model}:{_model_digest(draft)}:{model_fingerprint(draft, loader) or 'unknown'}"
 
 
 def _group(config: Any, layers: tuple[str, ...]) -> dict[str, Any]:

@@ -13,32 +13,50 @@ __all__ = ["digest_files", "model_fingerprint"]
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _PAGE = 4096
 _MAX_HEADER_BYTES = 256 << 20
+_WHOLE_BYTES = 512 << 20
+"""Weights of up to this many bytes are read whole: half a second, once for each start."""
+_STEP = 1 << 20
 _SAMPLES = 256
 """Pages of a file whose tensors cannot be told apart: a fine-tuned file of 5 GB differs from its base in nearly every one of them."""
 
 
-def model_fingerprint(model_config: Any, load_format: str) -> str:
+_FROM_FILES = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor", "gguf")
+"""Load formats whose weights are the files of the model's folder or repository. Any other may take them from anywhere."""
+
+
+def model_fingerprint(model_config: Any, load_config: Any) -> str:
     """A fingerprint of the weights of a model, or nothing when none can be had.
 
-    A commit of the hub where the weights came from there; for a folder or a file on this machine a digest of the configuration and, of each
-    weight file, name, size, header and sampled pages. Weights made up on the spot (`load_format: dummy`) and weights streamed from
-    elsewhere have none.
+    A commit of the hub where the weights came from there; for a folder or a file on this machine `digest_files`. The options of the loader
+    are in it. Weights made up on the spot (`load_format: dummy`), streamed from elsewhere, or read by a loader that is not known here have
+    none.
     """
-    if load_format == "dummy":
+    load_format = str(getattr(load_config.load_format, "value", load_config.load_format))
+    # vLLM sets `model_weights` where `model` is a folder with the configuration alone.
+    if load_format not in _FROM_FILES or getattr(model_config, "model_weights", None):
         return ""
     model = str(model_config.model)
     if os.path.exists(model):
-        return digest_files(Path(model))
-    if getattr(model_config, "model_weights", "") or getattr(model_config, "hf_config_path", None):
-        return ""
-    commit = getattr(model_config.hf_config, "_commit_hash", None)
-    return f"commit:{commit}" if commit else ""
+        found = digest_files(Path(model))
+    elif getattr(model_config, "hf_config_path", None) or load_format == "gguf":
+        # The commit would be that of the configuration, not of the weights.
+        found = ""
+    else:
+        commit = getattr(model_config.hf_config, "_commit_hash", None)
+        found = f"commit:{commit}" if commit else ""
+    options = getattr(load_config, "model_loader_extra_config", None)
+    if found and options:
+        given = json.dumps(options, sort_keys=True, default=str).encode()
+        found += f" loader:{hashlib.sha256(given).hexdigest()[:32]}"
+    return found
 
 
 def digest_files(model: Path) -> str:
     """Digest the weight files of a folder, or one weight file; nothing when there are none.
 
-    Reads a few pages for each tensor, so a model of hundreds of gigabytes takes well under a second from the page cache.
+    The configuration and, of each weight file, name and size. Then all bytes of it, when the files have no more than `_WHOLE_BYTES`
+    together; else the header and two pages of each tensor, the first and the middle one. A model of hundreds of gigabytes takes well under
+    a second from the page cache, and two of them that differ in nothing but some rows of a tensor may look alike.
     """
     files = [model] if model.is_file() else sorted(path for path in model.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if not files:
@@ -48,13 +66,19 @@ def digest_files(model: Path) -> str:
         path = model / extra
         if model.is_dir() and path.is_file():
             digest.update(_framed(extra.encode(), path.read_bytes()))
+    whole = sum(path.stat().st_size for path in files) <= _WHOLE_BYTES
     for path in files:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(_framed(path.name.encode(), str(size).encode()))
-            for offset, length in _samples(file.fileno(), size):
+            for offset, length in _pieces(size) if whole else _samples(file.fileno(), size):
                 digest.update(_framed(str(offset).encode(), os.pread(file.fileno(), length, offset)))
     return f"files:{digest.hexdigest()}"
+
+
+def _pieces(size: int) -> list[tuple[int, int]]:
+    """All of a file."""
+    return [(offset, min(_STEP, size - offset)) for offset in range(0, size, _STEP)]
 
 
 def _framed(*parts: bytes) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvstore_sdk.vllm import weights
 from kvstore_sdk.vllm.weights import digest_files, model_fingerprint
 
 SIZE = 4096
@@ -41,8 +42,12 @@ def test_equal_files_have_equal_fingerprints_wherever_they_lie(tmp_path: Path) -
     ],
     ids=["one tensor", "another", "one more", "another type"],
 )
-def test_other_weights_have_other_fingerprints(change: dict[str, torch.Tensor], tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_bytes", [0, weights._WHOLE_BYTES], ids=["sampled", "whole"])
+def test_other_weights_have_other_fingerprints(
+    whole_bytes: int, change: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """KEY-01: a fine-tune keeps every shape, and may touch one layer only."""
+    monkeypatch.setattr(weights, "_WHOLE_BYTES", whole_bytes)
     assert digest_files(model(tmp_path / "one")) != digest_files(model(tmp_path / "other", **change))
 
 
@@ -55,7 +60,8 @@ def test_the_configuration_and_the_names_of_files_count(tmp_path: Path) -> None:
     assert len({before, changed, digest_files(one)}) == 3
 
 
-def test_files_of_another_format_are_sampled(tmp_path: Path) -> None:
+def test_files_of_another_format_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_WHOLE_BYTES", 0)
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(3_000_000))
     before = digest_files(path)
@@ -68,14 +74,16 @@ def test_files_of_another_format_are_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"\xff" * 8, (5).to_bytes(8, "little") + b"null", (2).to_bytes(8, "little") + b"{}"])
-def test_a_file_that_only_looks_like_safetensors_is_sampled_too(header: bytes, tmp_path: Path) -> None:
+def test_a_file_that_only_looks_like_safetensors_is_sampled_too(header: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "_WHOLE_BYTES", 0)
     path = tmp_path / "model.safetensors"
     path.write_bytes(header + bytes(10_000))
     assert digest_files(path).startswith("files:")
 
 
-def fingerprint(model: str, load_format: str = "auto", commit: str | None = "c0ffee", **fields: Any) -> str:
-    return model_fingerprint(SimpleNamespace(model=model, hf_config=SimpleNamespace(_commit_hash=commit), **fields), load_format)
+def fingerprint(model: str, load_format: str = "auto", commit: str | None = "c0ffee", options: Any = None, **fields: Any) -> str:
+    loader = SimpleNamespace(load_format=load_format, model_loader_extra_config=options or {})
+    return model_fingerprint(SimpleNamespace(model=model, hf_config=SimpleNamespace(_commit_hash=commit), **fields), loader)
 
 
 def test_where_a_fingerprint_comes_from(tmp_path: Path) -> None:
@@ -83,11 +91,41 @@ def test_where_a_fingerprint_comes_from(tmp_path: Path) -> None:
     folder = model(tmp_path / "one")
     assert fingerprint("org/model") == "commit:c0ffee"
     assert fingerprint("org/model", commit=None) == ""
-    assert fingerprint("org/model", "dummy") == ""
-    assert fingerprint(str(folder), "dummy") == ""
     assert fingerprint(str(folder)) == digest_files(folder)
     # The commit is that of the configuration, not of the weights.
     assert fingerprint("org/model", model_weights="s3://bucket/model") == ""
     assert fingerprint("org/model", hf_config_path="org/other") == ""
+    assert fingerprint("org/model", "gguf") == ""
+    # vLLM puts the configuration of a streamed model in a folder here.
+    assert fingerprint(str(folder), model_weights="s3://bucket/model") == ""
     (folder / "model.safetensors").unlink()
     assert fingerprint(str(folder)) == ""
+
+
+@pytest.mark.parametrize(
+    "load_format", ["dummy", "tensorizer", "modelexpress", "ipc_cache", "runai_streamer", "runai_streamer_sharded", "of_a_plugin"]
+)
+def test_weights_that_may_come_from_anywhere_have_no_fingerprint(load_format: str, tmp_path: Path) -> None:
+    """KEY-01: the commit is that of the configuration, and the files that happen to lie in a folder need not be the ones that are read."""
+    assert fingerprint("org/model", load_format) == ""
+    assert fingerprint(str(model(tmp_path / "one")), load_format) == ""
+
+
+def test_options_of_the_loader_count() -> None:
+    """KEY-01: they can name other weights. They are seen as a digest, since they can hold credentials."""
+    seen = {fingerprint("org/model", options=options) for options in (None, {"uri": "s3://a"}, {"uri": "s3://b", "key": "hunter2"})}
+    assert len(seen) == 3
+    assert not any("hunter2" in found for found in seen)
+    assert fingerprint("org/model", commit=None, options={"uri": "s3://a"}) == ""
+
+
+def test_one_row_of_one_tensor_shows_in_a_model_that_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fine-tune may train the embedding of a single token."""
+    base = torch.zeros(64, SIZE)
+    other = base.clone()
+    other[9] = 1.0
+    one, two = model(tmp_path / "one", a=base), model(tmp_path / "two", a=other)
+    assert digest_files(one) != digest_files(two)
+    # Beyond the bound it does not, and the documentation says so.
+    monkeypatch.setattr(weights, "_WHOLE_BYTES", 1 << 20)
+    assert digest_files(one) == digest_files(two)
