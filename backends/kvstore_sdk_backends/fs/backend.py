@@ -310,6 +310,8 @@ class FsBackend:
             return self._records.store(put, size_bytes, stopped)
         except StoppedError:
             return PutResult(PutStatus.CLOSED if self._closed else PutStatus.TIMED_OUT)
+        except InvalidError as error:
+            return PutResult.failed(error)
         except OSError as cause:
             return PutResult.failed(error_from_os(f"fs put {path}", cause))
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore_sdk.backend import ConfigError, Deadline, NoSpaceError, Put, PutResult, PutStatus, error_from_os
+from kvstore_sdk.backend import ConfigError, Deadline, InvalidError, NoSpaceError, Put, PutResult, PutStatus, error_from_os
 from kvstore_sdk_backends.fs.folder import TEMP, create_folder, create_folders, has_marker, mode_of, open_error, write_marker
 from kvstore_sdk_backends.fs.io import DirectIO, StoppedError, probe, write_file
 from kvstore_sdk_backends.fs.tempfiles import Writer, sweep
@@ -62,6 +62,7 @@ class RecordWriter:
 
         Raises:
             StoppedError: `stopped` said so before the record became visible.
+            InvalidError: what is there cannot be replaced, which says nothing about other records.
             OSError: it is not visible and will not become visible.
         """
         temp = self._write(put, size_bytes, stopped)
@@ -73,8 +74,13 @@ class RecordWriter:
         except OSError as cause:
             # A file server may have renamed it and lost the answer. While the temporary name is there, it has not.
             removed, temp = _discard(temp), ""
+            path = f"{self._root}/{put.name}"
             if not removed:
-                return PutResult(PutStatus.UNKNOWN, error_from_os(f"fs put {self._root}/{put.name}", cause))
+                return PutResult(PutStatus.UNKNOWN, error_from_os(f"fs put {path}", cause))
+            if _is_pinned(path, cause):
+                raise InvalidError(
+                    f"fs put {path}: what is there may not be replaced ({cause.strerror}): is it immutable, or another user's?"
+                ) from cause
             raise
         finally:
             if temp:
@@ -149,6 +155,13 @@ class RecordWriter:
                 except OSError as cause:
                     problem = f"a folder stands in the record's place and cannot be removed ({cause.strerror})"
                     raise IsADirectoryError(errno.EISDIR, problem) from cause
+
+
+def _is_pinned(path: str, cause: OSError) -> bool:
+    """Whether a rename was denied because of what is at `path`, an immutable file for example: its folder takes files."""
+    if cause.errno not in (errno.EACCES, errno.EPERM):
+        return False
+    return os.path.lexists(path) and os.access(os.path.dirname(path), os.W_OK | os.X_OK, effective_ids=True)
 
 
 def _discard(temp: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore_sdk.backend import ConfigError, Deadline, DeleteStatus, DeniedError, GetStatus, Mode, PutStatus
+from kvstore_sdk.backend import ConfigError, Deadline, DeleteStatus, DeniedError, GetStatus, InvalidError, Mode, PutStatus
 from kvstore_sdk_backends.fs import FsBackend, open_fs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become two users")
@@ -97,6 +97,29 @@ def test_a_folder_that_is_one_users_own_is_refused_to_the_other(root: Path) -> N
     opened(root, ALICE).close()
     with pytest.raises(ConfigError, match="permission denied"):
         opened(root, BOB)
+
+
+def test_a_record_that_may_not_be_replaced_says_nothing_about_the_store(root: Path, desk: Any) -> None:
+    """In a folder with the sticky bit only its owner may replace it. A tier must not take that for a store that fails."""
+    root.chmod(0o3770)
+    alice, bob = opened(root, ALICE), opened(root, BOB)
+    with as_user(ALICE):
+        assert desk.put(alice, "v1/ns/00/a", RECORD).status is PutStatus.STORED
+    with as_user(BOB):
+        result = desk.put(bob, "v1/ns/00/a", RECORD, Mode.REPLACE)
+        assert result.status is PutStatus.FAILED
+        assert isinstance(result.error, InvalidError)
+        assert f"{root}/v1/ns/00/a: what is there may not be replaced" in str(result.error)
+        assert desk.put(bob, "v1/ns/00/b", RECORD).status is PutStatus.STORED
+    (root / "v1/ns/00").chmod(0o550)
+    with as_user(BOB):
+        for name in ("a", "c"):
+            result = desk.put(bob, f"v1/ns/00/{name}", RECORD, Mode.REPLACE)
+            assert isinstance(result.error, DeniedError), "this does"
+        bob.close()
+    with as_user(ALICE):
+        alice.close()
+    assert list((root / ".kvstore/tmp").iterdir()) == []
 
 
 def test_a_umask_that_hides_records_is_an_answer(root: Path, desk: Any) -> None:
