@@ -421,6 +421,35 @@ def test_a_row_is_not_read_after_its_job_was_reported(new_engine: NewEngine) -> 
     assert ("out", 1, 0) not in engine.memory.copied
 
 
+def test_a_row_is_not_read_after_its_job_was_reported_not_even_by_a_batch_that_has_begun(new_engine: NewEngine) -> None:
+    """RACE-03: one job ends while the batch is busy with the rows of another."""
+    backend = faulty(Fault("exists", Hang(), times=1), calls=1)
+    engine = new_engine(backend, io_threads=1, batch_records=32, store_timeout_s=0.2, min_bytes_per_s=50_000.0, lookup_timeout_s=LIMIT_S)
+    engine.tier.lookup("r", key(99))
+    engine.tier.flush()
+    assert backend.wait_hanging()
+    copying, go_on = threading.Event(), threading.Event()
+
+    def copy(way: str, row: int) -> None:
+        copying.set()
+        go_on.wait(LIMIT_S)
+
+    engine.memory.on_copy = copy
+    # Its deadline is later, because it has more bytes.
+    long = engine.submit_store(keys(20), rows=range(20))
+    short = engine.submit_store([key(50)], rows=[50])
+    backend.release()
+    assert copying.wait(LIMIT_S)
+    assert not engine.result(short).success
+    assert long not in engine.results
+    engine.memory.paint(50, 0xFF)
+    go_on.set()
+    engine.result(long)
+    engine.wait(lambda: in_rest(engine))
+    assert ("out", 50, 0) not in engine.memory.copied
+    assert not Shop(backend).has(key(50))
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_a_row_is_not_written_after_its_job_was_reported(after: bool, new_engine: NewEngine) -> None:
     """The records come late, whole and right; their rows belong to somebody else by then."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -535,7 +537,7 @@ def test_a_wrong_label_is_found_where_it_is_counted(new_engine: NewEngine) -> No
 
 def test_metrics_that_nobody_takes_do_not_grow_without_end(new_engine: NewEngine) -> None:
     metrics = new_engine().tier.metrics
-    for _ in range(100_000):
+    for _ in range(70_000):
         metrics.observe("load_seconds", -1.0)
     observed = metrics.take().observations["load_seconds", ()]
     assert len(observed) <= 65_536
@@ -549,3 +551,27 @@ def test_the_first_key_that_is_loaded_does_not_wait_for_the_last(new_engine: New
     engine = new_engine(RecordingBackend(faulty), batch_records=1)
     engine.store(keys(8))
     assert engine.load(keys(8)).elapsed_s < 8 * 0.1
+
+
+def test_memory_does_not_grow_with_the_jobs_that_have_ended(new_engine: NewEngine) -> None:
+    """LEAK-03: neither with jobs whose deadlines are far away, nor with requests, keys, or what is counted."""
+    engine = new_engine(store_timeout_s=86400.0, load_timeout_s=86400.0, max_known_keys=64, io_threads=2)
+
+    def rounds(count: int) -> int:
+        for number in range(count):
+            some = keys(4, start=4 * (number % 40))
+            engine.store(some, generation=0)
+            engine.ask(some)
+            engine.load(some)
+        # Looked at once a second.
+        engine.wait(lambda: len(engine.tier._desk._deadlines) <= 64)
+        engine.results.clear()
+        engine.memory.copied.clear()
+        engine.events()
+        engine.tier.metrics.take()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    rounds(80)
+    before = rounds(20)
+    assert rounds(200) - before < 2000, "ten blocks a round are 2,000; a job is some thirty"
