@@ -15,7 +15,9 @@ from vllm_faulty import faulty_entry
 from vllm_stand import Stand
 
 from kvstore_sdk.backend import BackendError, Capabilities, ConfigError
-from kvstore_sdk.vllm import compat
+from kvstore_sdk.backend.options import options_of
+from kvstore_sdk.vllm import compat, options
+from kvstore_sdk.vllm.options import parse_tier_options
 
 MakeStand = Callable[..., Stand]
 
@@ -37,7 +39,7 @@ def in_shared_memory() -> set[str]:
         ({"backend": "no_such_module:open"}, ["no_such_module", "cannot be imported"]),
         ({"backend": "vllm_faulty:close_faulty"}, ["vllm_faulty", "has no factory", "close_faulty"]),
         ({"location": None}, ["location", "must be given"]),
-        ({"location": 7}, ["location", "7", "is not a string"]),
+        ({"location": 7}, ["location", "is not a string but of type int"]),
         ({"location": "kv"}, ["location", "'kv'", "absolute path"]),
         ({"io_treads": 4}, ["io_treads", "unknown option", "io_threads", "direct_io", "tenant_salt", "lora_digests"]),
         ({"compression": "zstd"}, ["compression", "outside this SDK"]),
@@ -80,6 +82,35 @@ def test_an_option_that_two_parts_claim_is_refused(stand: MakeStand, tmp_path: P
     monkeypatch.setattr(vllm_faulty, "open_greedy", open_greedy, raising=False)
     with pytest.raises(ConfigError, match=r"io_threads: is an option of the tier and of backend vllm_faulty:open_greedy"):
         stand([entry(tmp_path / "kv", backend="vllm_faulty:open_greedy", io_threads=2)])
+
+
+def test_no_error_and_no_repr_shows_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that tells people to use the URL must not print the URL."""
+    import vllm_faulty
+
+    def open_greedy(location: str, *, retries: int = 1, secret_key: str = "") -> Any:
+        raise AssertionError("must not be opened")
+
+    monkeypatch.setattr(vllm_faulty, "open_greedy", open_greedy, raising=False)
+    target = "vllm_faulty:open_greedy"
+    monkeypatch.setattr(options, "backend_options", lambda backend: options_of(open_greedy))
+    wrong = [
+        {"backend": "vend://host/x?secret_key=hunter2", "retries": 3},
+        {"backend": "vend:secret=hunter2", "retries": 3},
+        {"backend": "vend://me:hunter2@host/x", "retries": 3},
+        {"backend": target, "location": {"secret": "hunter2"}},
+        {"backend": target, "tenant_salt": ["hunter2"]},
+        {"backend": target, "lora_digests": {"a": ["hunter2"]}},
+        {"backend": target, "no_such_option": "hunter2"},
+    ]
+    for entry_ in wrong:
+        with pytest.raises(ConfigError) as refused:
+            parse_tier_options("tier", entry_)
+        assert "hunter2" not in str(refused.value)
+    right = {"backend": "vend://host/x?secret_key=hunter2", "location": "hunter2", "secret_key": "hunter2", "tenant_salt": "hunter2"}
+    parsed = parse_tier_options("tier", right)
+    assert "hunter2" not in repr(parsed)
+    assert parsed.shown == "vend"
 
 
 def test_a_path_that_is_a_file_is_refused(stand: MakeStand, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vllm_records import is_good, record_paths
 
 from kvstore_sdk.backend import Failure, GetResult, GetStatus, PutResult, PutStatus, TimedOutError
 from kvstore_sdk.testing import (
+    Action,
     Fault,
     Hang,
     InDoubt,
@@ -79,14 +81,36 @@ LOOKUP_FAULTS = {
 }
 
 
+# A real engine takes seconds: the others are for the long run.
+OFTEN = {
+    "raises",
+    "hangs",
+    "returns late",
+    "lies that it read",
+    "lies that it stored",
+    "lies that all is there",
+    "says another size",
+    "stores less",
+    "changes bytes",
+    "stores changed bytes",
+    "writes late, and says so",
+    "writes late, and says it read",
+    "reads late",
+}
+
+
+def cases(faults: Mapping[str, Action]) -> list[Any]:
+    return [pytest.param(fault, id=name, marks=() if name in OFTEN else pytest.mark.long) for name, fault in faults.items()]
+
+
 def stop_in_time(engine: Engine) -> None:
     started = time.monotonic()
     engine.stop()
     assert time.monotonic() - started < SHORT["close_timeout_s"] + 10.0
 
 
-@pytest.mark.parametrize("fault", GET_FAULTS.values(), ids=GET_FAULTS)
-def test_a_get_that_misbehaves_gives_right_answers(fault: object, stored: Stored, folder: Path, start: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("fault", cases(GET_FAULTS))
+def test_a_get_that_misbehaves_gives_right_answers(fault: Action, stored: Stored, folder: Path, start: Callable[..., Engine]) -> None:
     """INT-03, LIV-07, LIV-14, RACE-03: and what is written late is written into nobody's rows."""
     rule = Fault("get", fault, probability=0.5)
     script = [rule, Fault("get", InDoubt(), times=0)] if isinstance(fault, InDoubt) else [rule]
@@ -109,8 +133,8 @@ def test_a_get_that_misbehaves_gives_right_answers(fault: object, stored: Stored
     assert all(is_good(key, path) for key, path in record_paths(folder).items())
 
 
-@pytest.mark.parametrize("fault", PUT_FAULTS.values(), ids=PUT_FAULTS)
-def test_a_put_that_misbehaves_gives_right_answers(fault: object, stored: Stored, tmp_path: Path, start: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("fault", cases(PUT_FAULTS))
+def test_a_put_that_misbehaves_gives_right_answers(fault: Action, stored: Stored, tmp_path: Path, start: Callable[..., Engine]) -> None:
     """INT-02, INT-04, RACE-03: what a bad put left behind is found out when it is loaded, and repaired."""
     folder = tmp_path / "kv"
     # Few enough that most of what is read later is right: a host that finds most of it wrong would suspect itself, and repair nothing.
@@ -131,8 +155,8 @@ def test_a_put_that_misbehaves_gives_right_answers(fault: object, stored: Stored
     assert all(is_good(key, path) for key, path in record_paths(folder).items())
 
 
-@pytest.mark.parametrize("fault", LOOKUP_FAULTS.values(), ids=LOOKUP_FAULTS)
-def test_a_look_up_that_misbehaves_gives_right_answers(fault: object, stored: Stored, folder: Path, start: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("fault", cases(LOOKUP_FAULTS))
+def test_a_look_up_that_misbehaves_gives_right_answers(fault: Action, stored: Stored, folder: Path, start: Callable[..., Engine]) -> None:
     """LIV-02, RACE-11: a HIT that is none costs a load and no more."""
     rule = Fault("exists", fault, probability=0.5)
     engine = start(stored.model, faulty_entry(folder, rule, **SHORT))
