@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from kvstore_sdk.backend.options import options_of, parse_options
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _NOT_OURS = ("type", "module_path", "backpressure")
 """Part of a tier's entry, but vLLM's; before 0.28 and 0.31 it passes them on to us."""
+
+_HARMLESS = re.compile(r"[\w.-]+(:[A-Za-z_][\w.]*)?")
+"""A backend's name, or `module:factory`."""
 
 
 class AdapterOptions:
@@ -50,15 +54,9 @@ class AdapterOptions:
         """Adapter name -> digest of its weights. A table, so checked by hand."""
 
 
-class _Everywhere:
-    """What every entry may have beside the options of its parts; only the names count."""
-
-    def __init__(self, *, backend: str, location: str, lora_digests: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """One tier's entry, checked.
+    """One tier's entry, checked. Its `repr` shows nothing that may hold a secret.
 
     Attributes:
         adapter: Options of the adapter.
@@ -68,11 +66,16 @@ class TierOptions:
         backend_options: As given; `open_backend` parses them.
     """
 
-    adapter: AdapterOptions
+    adapter: AdapterOptions = field(repr=False)
     settings: TierSettings
-    backend: str
-    location: str | None
-    backend_options: Mapping[str, Any]
+    backend: str = field(repr=False)
+    location: str | None = field(repr=False)
+    backend_options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The backend, for people: its name, `module:factory`, or of a URL the scheme."""
+        return _shown(self.backend)
 
 
 def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
@@ -89,17 +92,19 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
         raise ConfigError(where, "backend", f"must be given: one of {names}, a URL such as file:///mnt/kv, or module:factory")
     location = entry.pop("location", None)
     if location is not None and not isinstance(location, str):
-        raise ConfigError(where, "location", f"{location!r} is not a string")
+        raise ConfigError(where, "location", f"is not a string but of type {type(location).__name__}")
     loras = _lora_digests(where, entry.pop("lora_digests", {}))
     theirs = backend_options(backend)
     for name in entry:
-        owners = [who for who, names in (("the adapter", ours), ("the tier", settings), (f"backend {backend}", theirs)) if name in names]
+        parts = (("the adapter", ours), ("the tier", settings), (f"backend {_shown(backend)}", theirs))
+        owners = [who for who, names in parts if name in names]
         if len(owners) > 1:
             raise ConfigError(where, name, f"is an option of {' and of '.join(owners)}; give the backend's in its URL")
-    everything = options_of(_Everywhere) | ours | settings | theirs
-    for name, value in entry.items():
-        if name not in everything:
-            parse_options(where, everything, {name: value})
+    known = ours | settings | theirs
+    for name in entry:
+        if name not in known:
+            # Its error lists what there is, with the names that only this function knows.
+            parse_options(where, dict.fromkeys(("backend", "location", "lora_digests", *known), next(iter(ours.values()))), {name: None})
     adapter = AdapterOptions(**parse_options(where, ours, {name: entry[name] for name in entry if name in ours}))
     adapter.lora_digests = loras
     _read_salt(where, adapter)
@@ -119,6 +124,10 @@ def _read_salt(where: str, adapter: AdapterOptions) -> None:
     if not adapter.tenant_salt:
         # Without it the tenant would share with everybody who has none.
         raise ConfigError(where, "tenant_salt_env", f"the environment variable {name} is empty or not set where the engine's core runs")
+
+
+def _shown(backend: str) -> str:
+    return backend if _HARMLESS.fullmatch(backend) else backend.partition(":")[0].rpartition("@")[2][:40]
 
 
 def _lora_digests(where: str, given: object) -> dict[str, str]:
