@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,8 @@ BLOCK_TOKENS = 16
 LAYERS, HEADS, HEAD_SIZE, BYTES_OF_BF16 = 8, 4, 64, 2
 CHUNK_BYTES = LAYERS * BLOCK_TOKENS * HEADS * 2 * HEAD_SIZE * BYTES_OF_BF16
 """K and V of 16 tokens: 128 KiB, as a small model has."""
+
+MAX_WARNINGS = 5
 
 WAIT_S = 60.0
 """Every job has a deadline well below this: it only bounds a fault of the demo itself."""
@@ -104,17 +107,12 @@ class Reading:
 
 def run(store: Store, number: int) -> int:
     """Store, start the second engine, print what came back. Returns the exit code."""
-    stored_ms, written = _store(store, number)
-    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--prompts", str(number)]
-    # The store's URL may hold what every user of this machine would read in a command line.
-    told = json.dumps(store.entry())
-    try:
-        done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
-    except subprocess.TimeoutExpired as cause:
-        raise BackendError(f"demo: the second engine did not end within {cause.timeout:.0f} s") from None
-    if done.returncode:
-        raise BackendError(f"demo: the second engine failed with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    readings = [Reading(**reading) for reading in json.loads(done.stdout)]
+    # A backend that cannot serve is said before anything else.
+    store.open().close()
+    with _step(f"Engine A computes {number} prompts and stores them"):
+        stored_ms, stores = _store(store, number)
+    with _step("Engine B, another process, finds and loads them"):
+        readings, counted, said = _start_reader(store, number)
     rows: list[Sequence[object]] = [("prompt", "tokens", "chunks", "bytes", "store ms", "found", "look-up ms", "load ms", "right")]
     whole = True
     for name, (tokens, ms, reading) in enumerate(zip(prompts(number), stored_ms, readings, strict=True), 1):
@@ -124,17 +122,46 @@ def run(store: Store, number: int) -> int:
         size = human_bytes(chunks * CHUNK_BYTES)
         times = (f"{ms:.1f}", reading.found, f"{reading.lookup_ms:.1f}", f"{reading.load_ms:.1f}")
         rows.append((name, len(tokens), chunks, size, *times, right))
-    print("Engine A computed each prompt and stored it. Engine B, another process, found and loaded it.\n")
+    print()
     print(columns(rows, numbers=True))
-    print(f"\nThe records are in {store} under v1/{identity().namespace}; {written} of them are new.")
+    namespace = identity().namespace
+    new, replaced, there = (stores[result] for result in ("stored", "replaced", "exists"))
+    print(f"\nEngine A's chunks: {new} new, {replaced} replaced, {there} there before; in {store} under v1/{namespace}.")
+    print(store.how_to_delete([namespace]))
     if not whole:
-        print("FAILED: not every chunk came back as it was stored.")
+        print("\nFAILED: not every chunk came back as it was stored.")
+        print(why("engine B", counted, said))
     return 0 if whole else 1
+
+
+def why(engine: str, counted: Sequence[Sequence[object]], said: str) -> str:
+    """What an engine counted (rows of name, labels, value) and the first lines of its log, for whoever has to find the cause."""
+    lines = [line[:400] for line in said.splitlines() if line.strip()]
+    shown = [f"What {engine} counted:", columns(counted, indent="  ") if counted else "  nothing"]
+    shown += [f"The first warnings of {engine}:", *(f"  {line}" for line in lines[:MAX_WARNINGS])] if lines else []
+    return "\n".join(shown)
+
+
+def _start_reader(store: Store, number: int) -> tuple[list[Reading], list[list[object]], str]:
+    """Run the second engine. Returns its readings, what it counted, and its log."""
+    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--prompts", str(number)]
+    # The store's URL may hold what every user of this machine would read in a command line.
+    told = json.dumps(dataclasses.asdict(store))
+    try:
+        done = subprocess.run(command, input=told, capture_output=True, text=True, timeout=WAIT_S * (number + 1))
+    except subprocess.TimeoutExpired as cause:
+        raise BackendError(f"demo: the second engine did not end within {cause.timeout:.0f} s") from None
+    if done.returncode:
+        raise BackendError(f"demo: the second engine failed with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    # The last line: a backend may print as well.
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return [Reading(**reading) for reading in answer["readings"]], answer["counted"], done.stderr
 
 
 def read(store: Store, number: int) -> int:
     """The second engine: look up, load and check every prompt; write the readings to standard output as JSON."""
     readings = []
+    counted: Counter[tuple[str, str]] = Counter()
     for tokens in prompts(number):
         # One tier a prompt would do as well; one memory a prompt makes sure that nothing is left over from the last one.
         keys = keys_of(tokens)
@@ -147,15 +174,20 @@ def read(store: Store, number: int) -> int:
             tier.submit_load(1, found, range(len(found)))
             result = _finish(tier)
             loaded = time.monotonic()
-        right = sum(memory.row(row) == kv_of(key) for row, key in enumerate(found) if key in set(result.done))
+            for (metric, labels), value in tier.metrics.take().counters.items():
+                counted[metric, " ".join(labels)] += int(value)
+        done = set(result.done)
+        right = sum(memory.row(row) == kv_of(key) for row, key in enumerate(found) if key in done)
         readings.append(Reading(len(found), right, (looked_up - began) * 1e3, (loaded - looked_up) * 1e3))
-    print(json.dumps([dataclasses.asdict(reading) for reading in readings]))
+    rows = [(metric, labels, value) for (metric, labels), value in sorted(counted.items())]
+    print(json.dumps({"readings": [dataclasses.asdict(reading) for reading in readings], "counted": rows}))
     return 0
 
 
-def _store(store: Store, number: int) -> tuple[list[float], int]:
-    """Compute every prompt and store it. Returns the milliseconds of each store, and how many records were new."""
+def _store(store: Store, number: int) -> tuple[list[float], Counter[str]]:
+    """Compute every prompt and store it. Returns the milliseconds of each store, and how many chunks ended with which result."""
     took_ms = []
+    stores: Counter[str] = Counter()
     keys = [keys_of(tokens) for tokens in prompts(number)]
     memory = PagedMemory(max(map(len, keys)))
     with _tier(store, memory, "engine-a") as tier:
@@ -166,11 +198,28 @@ def _store(store: Store, number: int) -> tuple[list[float], int]:
             tier.submit_store(job, prompt_keys, range(len(prompt_keys)))
             result = _finish(tier)
             took_ms.append((time.monotonic() - began) * 1e3)
+            counters = tier.metrics.take().counters
             if result.failed:
-                failures = {labels for (metric, labels) in tier.metrics.take().counters if metric == "call_failures"}
+                failures = {labels for (metric, labels) in counters if metric in ("call_failures", "breaches")}
                 why = ", ".join(sorted(" ".join(labels) for labels in failures)) or "no answer"
                 raise BackendError(f"demo: {len(result.failed)} of {len(prompt_keys)} chunks could not be stored: {why}")
-        return took_ms, int(tier.metrics.total("stores", "stored"))
+            for (metric, labels), value in counters.items():
+                if metric == "stores":
+                    stores[labels[0]] += int(value)
+        return took_ms, stores
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    """Say what takes its time, and how long it took."""
+    print(f"{what} ... ", end="", flush=True)
+    began = time.monotonic()
+    ended = "failed"
+    try:
+        yield
+        ended = f"{time.monotonic() - began:.1f} s"
+    finally:
+        print(ended, flush=True)
 
 
 @contextmanager

@@ -31,11 +31,25 @@ def test_a_missing_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
     [
         (["backends", "nope"], "backend nope: backend: is not known; installed are file, fs, memory"),
         (["backends", "no_such_module:factory"], "no_such_module"),
-        (["demo", "--no-vllm", "--store", "memory:"], "demo: store: is not shared between processes"),
+        (["demo", "--no-vllm", "--store", "memory:"], "demo: store: its capabilities say shared=False, so engine B"),
         (["demo", "--no-vllm", "--location", "/tmp"], "demo: location: goes with --store"),
+        (["demo", "--no-vllm", "--option", "a=1"], "demo: option: goes with --store"),
+        (["demo", "--no-vllm", "--store", "fs", "--option", "a=1", "--option", "a=2"], "demo: option: names one option twice"),
+        (["demo", "--no-vllm", "--store", ""], "demo: store: must not be empty"),
+        (["demo", "--no-vllm", "--store", "/tmp/a b"], "demo: store: is a path, not a URL; write file:///tmp/a%20b"),
         (["demo", "--no-vllm", "--store", "file:///nowhere/at/all"], "location: /nowhere/at does not exist"),
     ],
-    ids=["unknown backend", "unknown module", "store of one process", "location alone", "missing folder"],
+    ids=[
+        "unknown backend",
+        "unknown module",
+        "store of one process",
+        "location alone",
+        "option alone",
+        "option twice",
+        "nothing",
+        "path",
+        "missing folder",
+    ],
 )
 def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
@@ -44,6 +58,23 @@ def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], named: 
     assert printed.err.startswith("kvstore: ")
     assert named in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("--prompts", "x", "argument --prompts: 'x' must be a whole number from 1 to 1000"),
+        ("--prompts", "0", "argument --prompts: '0' must be a whole number from 1 to 1000"),
+        ("--option", "hunter2", "argument --option: must be NAME=VALUE"),
+    ],
+)
+def test_a_wrong_argument_is_told_with_what_it_must_be(argument: str, value: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--no-vllm", argument, value])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "hunter2" not in printed
 
 
 @pytest.mark.parametrize("query", ["secret_key=hunter2", "read_only=true"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,13 @@ def test_the_records_stay_in_the_store_and_a_second_run_finds_them(tmp_path: Pat
     assert demo(tmp_path) == 0
     printed = capsys.readouterr().out
     assert f"{chunks} of {chunks}" in printed
-    assert f"file://{tmp_path} under v1/{demo_synthetic.identity().namespace}; {chunks} of them are new" in printed
+    namespace = demo_synthetic.identity().namespace
+    assert f"{chunks} new, 0 replaced, 0 there before; in file://{tmp_path} under v1/{namespace}." in printed
+    assert f"To delete it, use the store's own tools on v1/{namespace}\n" in printed
     assert len(records(tmp_path)) == chunks
     assert all(file.stat().st_size > 8192 for file in records(tmp_path))
     assert demo(tmp_path) == 0
-    assert "; 0 of them are new" in capsys.readouterr().out
+    assert f" 0 new, 0 replaced, {chunks} there before; in" in capsys.readouterr().out
     assert len(records(tmp_path)) == chunks
 
 
@@ -44,9 +50,15 @@ def test_a_damaged_record_fails_the_demo_and_the_next_run_repairs_it(tmp_path: P
     damaged.write_bytes(record)
     capsys.readouterr()
     assert demo(tmp_path) == 1
-    assert "FAILED" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FAILED: not every chunk came back as it was stored." in printed
+    lines = [" ".join(line.split()) for line in printed.partition("What engine B counted:")[2].splitlines()]
+    assert "corrupt payload 1" in lines
+    assert "loads corrupt 1" in lines
+    warnings = lines[lines.index("The first warnings of engine B:") + 1 :]
+    assert any("is corrupt (payload)" in line for line in warnings)
     assert demo(tmp_path) == 0
-    assert "; 1 of them are new" in capsys.readouterr().out
+    assert ": 1 new, 0 replaced," in capsys.readouterr().out
 
 
 def test_the_stores_url_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +74,53 @@ def test_the_stores_url_is_on_no_command_line(tmp_path: Path, monkeypatch: pytes
     assert demo(tmp_path) == 0
     assert len(commands) == 1
     assert str(tmp_path) not in commands[0]
-    assert "of them are new" in capsys.readouterr().out
+    assert "FAILED" not in capsys.readouterr().out
+
+
+def write_store(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module `demo_store` for both engines, on a folder; `body` is what its factory returns."""
+    head = "from kvstore_sdk.backend import open_backend\nfrom kvstore_sdk.testing import *\nimport sys\n"
+    (folder / "demo_store.py").write_text(f"{head}def open_store(location, *, wish: str = ''):\n{body}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "demo_store", raising=False)
+
+
+def test_options_reach_the_store_in_both_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A backend that prints must not disturb what the engines tell each other.
+    body = "    with open(location + '-wishes', 'a') as file:\n        print('wish', wish, file=file)\n    print('hello')\n"
+    write_store(tmp_path, body + "    return open_backend('fs', location=location)", monkeypatch)
+    arguments = ["demo", "--no-vllm", "--prompts", "1", "--store", "demo_store:open_store", "--location", str(tmp_path / "records")]
+    assert main([*arguments, "--option", "wish=a=b"]) == 0
+    assert (tmp_path / "records-wishes").read_text().splitlines() == ["wish a=b"] * 3  # looked at, engine A, engine B
+    assert main([*arguments, "--option", "hope=1"]) == 2
+    assert "hope: unknown option" in capsys.readouterr().err
+
+
+def test_a_breach_is_counted_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = "[Fault('get', Return(lambda results: results[:-1]))]"
+    write_store(tmp_path, f"    return FaultyBackend(open_backend('fs', location=location), {script})", monkeypatch)
+    assert main(["demo", "--no-vllm", "--prompts", "1", "--store", "demo_store:open_store", "--location", str(tmp_path / "records")]) == 1
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert any(line[:2] == ["breaches", "get"] for line in lines)
+    assert any(line[:2] == ["loads", "failed"] for line in lines)
+    assert "BreachError" in printed.partition("The first warnings of engine B:")[2]
+
+
+def test_a_folder_that_the_demo_made_is_named_for_deletion_and_gone_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["demo", "--no-vllm", "--prompts", "1"]) == 0
+    [made] = tmp_path.iterdir()
+    assert f"To delete what the demo left: rm -r {made}\n" in capsys.readouterr().out
+    shutil.rmtree(made)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert main(["demo", "--no-vllm", "--prompts", "1"]) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_equal_tokens_have_equal_keys_only_after_equal_tokens() -> None:
