@@ -18,7 +18,7 @@ from kvstore_sdk.vllm.geometry import RankGeometry, group_extents, host_id
 from kvstore_sdk.vllm.weights import model_fingerprint
 from kvstore_sdk.vllm.worker import SlotLayout
 
-__all__ = ["collect", "spare_pages"]
+__all__ = ["UNSUPPORTED", "collect", "spare_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,15 @@ _WHERE = "kvstore tier"
 
 _KINDS = {
     "FullAttentionSpec": "full",
+    "SinkFullAttentionSpec": "full_with_sink",
     "SlidingWindowSpec": "sliding_window",
     "ChunkedLocalAttentionSpec": "chunked_local",
     "MLAAttentionSpec": "mla",
+    "SlidingWindowMLASpec": "mla_sliding_window",
     "MambaSpec": "mamba",
 }
+UNSUPPORTED = "unsupported:"
+"""Before the name of a kind of cache of which nobody has looked at what its bytes mean and which of them a reader needs."""
 # They change from one installation to the next and say nothing about the model.
 _NOISE = ("transformers_version", "_name_or_path", "_commit_hash")
 
@@ -160,21 +164,23 @@ def _draft(config: Any) -> str:
 
 
 def _group(config: Any, layers: tuple[str, ...]) -> dict[str, Any]:
-    """What the layers of one group say of themselves on this rank. A kind `unknown` makes the namespace private."""
+    """What the layers of one group say of themselves on this rank. Kind `unknown` makes the namespace private; `UNSUPPORTED` is refused."""
     modules: Mapping[str, Any] = config.compilation_config.static_forward_context
     found = [modules.get(name) for name in layers]
     specs = [module.get_kv_cache_spec(config) for module in found if module is not None]
     backends = sorted({module.get_attn_backend().get_name() for module in found if module is not None})
     whole = len(specs) == len(layers) and all(spec is not None for spec in specs)
     first = specs[0] if whole and specs else None
-    kind = _KINDS.get(type(first).__name__, type(first).__name__) if first is not None else "unknown"
+    kinds = {_KINDS.get(type(spec).__name__, UNSUPPORTED + type(spec).__name__) for spec in specs if spec is not None}
+    strange = sorted(kind for kind in kinds if kind.startswith(UNSUPPORTED))
+    kind = strange[0] if strange else _KINDS[type(first).__name__] if first is not None else "unknown"
     heads = int(getattr(first, "num_kv_heads", 0) or 0)
     return {
         "layers": list(layers),
         "kind": kind,
         # Ranks beyond the number of heads hold copies.
         "heads": min(heads * config.parallel_config.tensor_parallel_size, max(heads, config.model_config.get_total_num_kv_heads()))
-        if kind != "mla"
+        if not kind.startswith("mla")
         else 0,
         "head_size": int(getattr(first, "head_size", 0) or 0),
         "window": int(getattr(first, "sliding_window", None) or getattr(first, "attention_chunk_size", None) or 0),

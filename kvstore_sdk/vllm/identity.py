@@ -13,6 +13,7 @@ import vllm
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.identity import GroupIdentity, KVIdentity, WriterIdentity, salt_digest
 from kvstore_sdk.vllm import compat
+from kvstore_sdk.vllm.facts import UNSUPPORTED
 from kvstore_sdk.vllm.geometry import Extent, RankGeometry
 from kvstore_sdk.vllm.options import AdapterOptions
 
@@ -61,6 +62,12 @@ def decide(
     Raises:
         ConfigError: what the operator asked for cannot be had.
     """
+    for record in records:
+        for group, described in record.groups.items():
+            if described["kind"].startswith(UNSUPPORTED):
+                name = described["kind"].removeprefix(UNSUPPORTED)
+                problem = f"KV cache group {group} is a {name}, which this version cannot store: leave the tier out, or use another model"
+                raise ConfigError(where, "model", problem)
     facts = records[0].facts if records else _facts_without_records(where, known)
     lora = bool(facts["lora"])
     if lora and options.lora_digests and compat.runtime_lora_updating():

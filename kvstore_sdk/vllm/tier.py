@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
+from kvstore_sdk.backend import Durability
 from kvstore_sdk.backend.registry import open_backend
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import JobResult, Lookup, Tier
@@ -25,6 +26,8 @@ __all__ = ["KVStoreTier"]
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0
+
+_NOBODY_READS = "; nobody reads them again once it has ended, and the store keeps them: remove %s then, or set may_store to false"
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _HIT, _MISS = Lookup.HIT, Lookup.MISS
@@ -83,11 +86,18 @@ class KVStoreTier(SecondaryTierManager):
         records: list[RankGeometry] = read() if read is not None else []
         if not records:
             _refuse_without_records(where, self._known)
+        if records and set(records[0].extents) != set(self._chunk_tokens):
+            there, here = sorted(records[0].extents), sorted(self._chunk_tokens)
+            raise ConfigError(
+                where, "geometry", f"the workers have KV cache groups {there}, the scheduler {here}; do all run the same vLLM?"
+            )
         extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, self._known.slot_bytes)]}
         decision = decide(where, self._known, records, extents, options.adapter)
         if records:
             _refuse_partial_tails(where, self._known, records[0].facts)
         self._hash_unconfirmed = decision.none_hash
+        self._may_store = options.adapter.may_store
+        self._outlives_us = self._told_of_epoch = False
         # A chunk of one block is there or is not.
         self._may_lack_blocks = self._known.blocks_per_chunk > 1
         self._memory: RowMemory | None = None
@@ -122,8 +132,21 @@ class KVStoreTier(SecondaryTierManager):
             memory.close()
             raise
         self._memory, self._tier = memory, tier
+        self._outlives_us = backend.capabilities.durability is not Durability.NONE
         if decision.private:
-            logger.warning("%s: its chunks are private to this process: %s", where, "; ".join(decision.private))
+            logger.warning(
+                "%s: its chunks are private to this process: %s%s",
+                where,
+                "; ".join(decision.private),
+                _NOBODY_READS % f"v1/{decision.identity.namespace}" if self._outlives_us and options.adapter.may_store else "",
+            )
+        if decision.identity.lora:
+            logger.warning(
+                "%s: lora_digests is taken as complete (%s): chunks of any other adapter are stored and served under its name alone, also "
+                "after its weights have changed; list every adapter that requests may use",
+                where,
+                ", ".join(name for name, _ in decision.identity.lora),
+            )
         logger.info("%s: namespace %s, %r", where, decision.identity.namespace, options.settings)
 
     # Requests and look-ups.
@@ -208,9 +231,7 @@ class KVStoreTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[Any]:
         """Results since the last call; each submitted job once, and nothing else."""
         try:
-            if self._tier is not None:
-                for result in self._tier.poll():
-                    self._report(result)
+            self._hear_results()
             if not self._results:
                 return ()
             results, self._results = tuple(self._results), deque()
@@ -219,19 +240,30 @@ class KVStoreTier(SecondaryTierManager):
             self._complain("get_finished_jobs")
             return ()
 
+    def _hear_results(self) -> None:
+        """Take in what the Tier has to report. A result that cannot be told as it is is told as a failure: none may get lost."""
+        if self._tier is None:
+            return
+        for result in self._tier.poll():
+            try:
+                self._report(result)
+            except Exception:  # noqa: BLE001  logged by `_complain`
+                self._complain("get_finished_jobs")
+                self._fail(result.job_id)
+
     def _report(self, result: JobResult) -> None:
-        load = self._open.pop(result.job_id, None)
+        load = self._open.get(result.job_id)
         if load is None:
             return
-        self._results.append(
-            compat.job_result(
-                result.job_id,
-                success=result.success,
-                loaded=result.done if load else None,
-                seconds=result.elapsed_s,
-                moved_bytes=result.moved_bytes,
-            )
+        told = compat.job_result(
+            result.job_id,
+            success=result.success,
+            loaded=result.done if load else None,
+            seconds=result.elapsed_s,
+            moved_bytes=result.moved_bytes,
         )
+        del self._open[result.job_id]
+        self._results.append(told)
 
     @_never_raises(lambda: False)
     def has_pending_work(self) -> bool:
@@ -269,8 +301,8 @@ class KVStoreTier(SecondaryTierManager):
         try:
             if self._tier is not None:
                 self._tier.reset()
-                for result in self._tier.poll():
-                    self._report(result)
+                self._hear_results()
+                self._tell_of_epoch(self._tier.identity.namespace)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("drain_jobs")
             self._give_up()
@@ -297,6 +329,13 @@ class KVStoreTier(SecondaryTierManager):
             return False
         tokens = self._chunk_tokens.get(int.from_bytes(key[-4:], "big"))
         return tokens is not None and position % tokens != 0
+
+    def _tell_of_epoch(self, namespace: str) -> None:
+        """Say once that what is stored after a reset is this engine's alone."""
+        if self._outlives_us and self._may_store and not self._told_of_epoch:
+            self._told_of_epoch = True
+            where = f"v1/{namespace}"
+            logger.warning("kvstore tier %s: after a reset its chunks are private to this process" + _NOBODY_READS, self._label, where)
 
     def _without_incomplete(self, keys: list[bytes], rows: list[int]) -> tuple[list[bytes], list[int]]:
         """Leave out chunks that lack blocks which a reader could need. vLLM stores such late, when its host memory was full before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import vllm
 import vllm.v1.core.kv_cache_utils as hashing
-from vllm_stand import FullAttentionSpec, Layer, Stand
+from vllm_stand import LAYERS, FullAttentionSpec, Layer, Stand
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.vllm import compat
+from kvstore_sdk.vllm.geometry import RankGeometry
+from kvstore_sdk.vllm.spec import KVStoreTieringSpec
 
 MakeStand = Callable[..., Stand]
 
@@ -240,6 +243,65 @@ def test_lora_digests_are_part_of_the_identity(stand: MakeStand, tmp_path: Path,
 
     plain = stand([entry(tmp_path)], ranks=1, groups=1, blocks_per_chunk=1, workers=False, spec_class=TieringOffloadingSpec)
     assert plain.adapter._tier is None
+
+
+def test_what_lora_digests_leaves_open_is_said_once(stand: MakeStand, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SEC-02, SEC-03: the adapter's name is all that is in a key, and a tier cannot see which requests use one."""
+    stand([entry(tmp_path, lora_digests={"a": "1", "b": "2"})], lora_config=SimpleNamespace())
+    (said,) = [record.getMessage() for record in caplog.records if "lora_digests" in record.getMessage()]
+    assert "(a, b)" in said
+    assert "any other adapter" in said
+    caplog.clear()
+    stand([entry(tmp_path, lora_digests={"a": "1"})])
+    assert "lora_digests" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, True), ({"may_store": False}, False), ({"backend": "memory", "location": ""}, False)], ids=str
+)
+def test_chunks_that_nobody_will_read_again_are_named_where_the_store_keeps_them(
+    options: dict[str, Any], said: bool, stand: MakeStand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each restart and each reset leaves some, and the backend `fs` removes nothing by itself."""
+    made = stand([entry(tmp_path, **options, private=True)])
+    warnings = [record.getMessage() for record in caplog.records if "private to this process" in record.getMessage()]
+    assert len(warnings) == 1
+    assert (f"remove v1/{made.adapter._tier.identity.namespace} then" in warnings[0]) == said
+    caplog.clear()
+    made.manager.reset_cache()
+    made.manager.reset_cache()
+    assert len([record for record in caplog.records if "after a reset" in record.getMessage()]) == int(said)
+
+
+class NovelSpec:
+    """A kind of cache of a later vLLM."""
+
+
+def test_a_kind_of_cache_that_nobody_knows_is_refused(stand: MakeStand, tmp_path: Path) -> None:
+    """HMA-07: which of its bytes a reader needs is not known, so a record may lack some."""
+    layer = SimpleNamespace(get_kv_cache_spec=lambda config: NovelSpec(), get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "X"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvstore_sdk.vllm.facts._plain", lambda spec: [])
+        with pytest.raises(ConfigError, match=r"model: KV cache group 1 is a NovelSpec, which this version cannot store"):
+            stand([entry(tmp_path)], compilation_config__static_forward_context={**known_layers(), "layers.2": layer})
+    assert not (tmp_path / "kv").exists()
+
+
+def known_layers() -> dict[str, Any]:
+    return {name: Layer() for names in LAYERS for name in names}
+
+
+def test_groups_that_the_two_sides_number_otherwise_are_refused(stand: MakeStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renumbered(self: KVStoreTieringSpec) -> list[RankGeometry]:
+        return [
+            dataclasses.replace(record, extents={group + 1: extents for group, extents in record.extents.items()}) for record in read(self)
+        ]
+
+    read = KVStoreTieringSpec.kvstore_geometry
+    monkeypatch.setattr(KVStoreTieringSpec, "kvstore_geometry", renumbered)
+    with pytest.raises(ConfigError, match=r"geometry: the workers have KV cache groups \[1, 2\], the scheduler \[0, 1\]"):
+        stand([entry(tmp_path)])
+    assert not (tmp_path / "kv").exists()
 
 
 def test_ranks_that_disagree_are_refused(stand: MakeStand, tmp_path: Path) -> None:

@@ -157,6 +157,26 @@ def test_no_entry_point_raises(stand: MakeStand, tmp_path: Path) -> None:
     assert tier.closed
 
 
+def test_a_result_that_cannot_be_told_is_a_failure_and_the_others_are_told(
+    stand: MakeStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T13: a job that is never reported keeps its rows, and the engine never ends."""
+    made = stand([entry(tmp_path)])
+    keys = made.keys("a", 1)
+    made.adapter._open.update({1: True, 2: False, 3: True})
+    break_tier(made, *(JobResult(number, tuple(keys), (), (), 0, 0.0) for number in (1, 2, 3)))
+    real = compat.job_result
+
+    def tell(job_id: int, *, success: bool, **others: Any) -> Any:
+        if job_id == 1 and success:
+            raise TypeError("no such field")
+        return real(job_id, success=success, **others)
+
+    monkeypatch.setattr(compat, "job_result", tell)
+    assert [(found.job_id, found.success) for found in made.adapter.get_finished_jobs()] == [(1, False), (2, True), (3, True)]
+    assert not made.adapter.has_pending_work()
+
+
 @pytest.mark.parametrize("load", [False, True])
 def test_a_job_that_cannot_be_queued_is_reported_as_failed(load: bool, stand: MakeStand, tmp_path: Path) -> None:
     """T7: an unreported job would pin its rows for ever."""
