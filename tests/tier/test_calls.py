@@ -233,6 +233,32 @@ def test_any_answer_comes_out_well_formed(operation: str, answer: Any, in_doubt:
         assert all(isinstance(error_of(one), BreachError) for one in answers), "a breach fails every item"
 
 
+NOT_WHOLE: list[tuple[str, Any]] = [
+    ("put", PutResult(PutStatus.FAILED)),
+    ("put", PutResult(PutStatus.UNKNOWN, "an error in words")),  # type: ignore[arg-type]
+    ("put", PutResult(PutStatus.STORED, ValueError("beside it"))),  # type: ignore[arg-type]
+    ("put", PutResult("stored")),  # type: ignore[arg-type]
+    ("get", GetResult(GetStatus.FAILED)),
+    ("get", GetResult(GetStatus.TIMED_OUT, TimeoutError("of Python"))),  # type: ignore[arg-type]
+    ("get", GetResult(None)),  # type: ignore[arg-type]
+    ("exists", Failure(ValueError("of Python"))),  # type: ignore[arg-type]
+    ("exists", Failure(None)),  # type: ignore[arg-type]
+    ("exists", 1),
+    ("exists", None),
+    ("delete", Failure("words")),  # type: ignore[arg-type]
+    ("delete", True),
+]
+
+
+@pytest.mark.parametrize(("operation", "answer"), NOT_WHOLE, ids=range(len(NOT_WHOLE)))
+def test_a_result_that_lacks_something_or_has_something_of_a_wrong_type_is_a_breach(operation: str, answer: Any, region: Region) -> None:
+    right = {"exists": True, "put": PutResult(PutStatus.STORED), "get": GetResult(GetStatus.FOUND), "delete": DeleteStatus.DELETED}
+    for answers in ([answer] * 3, [right[operation], right[operation], answer]):
+        caller = Caller(region, lambda _, answers=answers: answers)
+        assert all(isinstance(error_of(one), BreachError) for one in caller.ask(operation))
+        assert caller.metrics.total("breaches", operation) == 1
+
+
 @pytest.mark.parametrize("operation", Caller.OPERATIONS)
 def test_answers_that_cannot_even_be_looked_at_are_failures(operation: str, region: Region) -> None:
     for answer in (Slippery(), [Slippery()] * 3, (True, Slippery(), True)):

@@ -241,6 +241,18 @@ def test_a_reset_with_a_store_that_hangs_is_bounded(new_engine: NewEngine) -> No
     assert sorted(result.job_id for result in engine.tier.poll()) == jobs
 
 
+def test_a_reset_does_not_wait_for_what_has_not_begun(new_engine: NewEngine) -> None:
+    backend = faulty(Fault("put", Hang(0.05)))
+    engine = new_engine(backend, batch_records=1, drain_timeout_s=LIMIT_S, store_timeout_s=LIMIT_S)
+    job = engine.submit_store(keys(48))
+    assert backend.wait_hanging(3)
+    began_s = time.monotonic()
+    engine.tier.reset()
+    assert time.monotonic() - began_s < 0.4, "three are running, and 45 would take 0.75 s"
+    assert len(engine.result(job).failed) >= 40
+    assert engine.total("stores", "shed") >= 40
+
+
 def test_each_namespace_has_its_manifest(new_engine: NewEngine) -> None:
     engine = new_engine()
     for weights in ("", "w1", "w" * 3000, ""):
