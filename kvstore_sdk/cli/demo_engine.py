@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLOCK_TOKENS", "VOCABULARY", "Answer", "Request", "build_model"]
+from kvstore_sdk.tier import COUNTERS
+
+__all__ = ["BLOCK_TOKENS", "VOCABULARY", "Answer", "Answers", "Request", "build_model"]
 
 BLOCK_TOKENS = 32
 VOCABULARY = 2048
 ANSWER_TOKENS = 8
+LABELS = frozenset(label for spec in COUNTERS.values() for label in spec.labels)
 STORE_TIMEOUT_S = 60.0
 """The tier's own time-out of a store is half of this."""
 
@@ -31,7 +34,7 @@ class Request:
         prompts: Token ids.
         tiers: Entries of `secondary_tiers`; none for an engine without offloading.
         wait_for_stores: Chunks that every tier must hold before the engine ends.
-        answers: File for the list of `Answer`.
+        answers: File for an `Answers`.
     """
 
     model: str
@@ -49,6 +52,19 @@ class Answer:
     logprobs: list[float]
     reused_tokens: int
     first_token_ms: float
+
+
+@dataclass
+class Answers:
+    """What one engine did.
+
+    Attributes:
+        answers: One for each prompt.
+        counted: What its tiers counted: name, labels and value of each metric.
+    """
+
+    answers: list[Answer]
+    counted: list[list[Any]] = field(default_factory=list)
 
 
 def build_model(folder: Path) -> None:
@@ -72,7 +88,7 @@ def build_model(folder: Path) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def answer(request: Request) -> list[Answer]:
+def answer(request: Request) -> Answers:
     """Start an engine, answer the prompts, wait until the tiers have what they should, end the engine."""
     from vllm import LLM, SamplingParams
 
@@ -109,9 +125,10 @@ def answer(request: Request) -> list[Answer]:
                 Answer(list(chosen.token_ids), logprobs, output.num_cached_tokens or 0, output.metrics.first_token_latency * 1e3)
             )
         _wait_for_stores(engine, len(request.tiers), request.wait_for_stores)
+        counted = _counted(engine) if request.tiers else []
     finally:
         engine.llm_engine.engine_core.shutdown()
-    return answers
+    return Answers(answers, counted)
 
 
 def _wait_for_stores(engine: Any, tiers: int, chunks: int) -> None:
@@ -130,10 +147,25 @@ def _wait_for_stores(engine: Any, tiers: int, chunks: int) -> None:
         time.sleep(0.02)
 
 
+def _counted(engine: Any) -> list[list[Any]]:
+    """What the tiers counted. What happened in the last step of a request is told in the step after it."""
+    for _ in range(2):
+        engine.llm_engine.step()
+    counters = [metric for metric in engine.get_metrics() if metric.name.startswith("vllm:kvstore_") and type(metric).__name__ == "Counter"]
+    rows = [
+        [
+            metric.name.removeprefix("vllm:kvstore_"),
+            " ".join(value for name, value in metric.labels.items() if name in LABELS),
+            metric.value,
+        ]
+        for metric in counters
+    ]
+    return sorted(row for row in rows if row[2])
+
+
 def main() -> int:
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
-    answers = answer(request)
-    Path(request.answers).write_text(json.dumps([asdict(one) for one in answers]))
+    Path(request.answers).write_text(json.dumps(asdict(answer(request))))
     return 0
 
 

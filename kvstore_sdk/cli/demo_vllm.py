@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore_sdk.backend import BackendError
-from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, VOCABULARY, Answer, Request
+from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, VOCABULARY, Answer, Answers, Request
+from kvstore_sdk.cli.demo_synthetic import why
 from kvstore_sdk.cli.store import Store
 from kvstore_sdk.cli.table import columns
 from kvstore_sdk.format import HEADER_BYTES
@@ -27,6 +29,8 @@ ENGINE_TIMEOUT_S = 300.0
 """One engine takes 15 s on two cores; a cold disk or a busy machine may need many times that."""
 TOLERANCE = 0.05
 """Of a log-probability: a prompt computed in other parts is rounded at other places, to 8 bits. Wrong KV is off by more than 0.2."""
+
+VERDICTS = {True: "ok", False: "FAILED", None: "not checked"}
 
 ENVIRONMENT = {
     # The engine in the process that is started, not in another one below it: half a minute less for each.
@@ -61,25 +65,45 @@ def run(store: Store, number: int) -> int:
     chunks = [len(tokens) // BLOCK_TOKENS for tokens in asked]
     ours = {"type": "kvstore", "module_path": "kvstore_sdk.vllm"}
     tier = ours | store.entry()
-    with tempfile.TemporaryDirectory(prefix="kvstore-demo-work-") as folder:
-        work = Path(folder)
+    work = Path(tempfile.mkdtemp(prefix="kvstore-demo-work-"))
+    keep_logs = True
+    try:
         spoilt = work / "spoilt"
         spoilt.mkdir()
         other = ours | Store(f"file://{spoilt}").entry()
         engines = _Engines(work, asked)
-        plain = engines.run("an engine without offloading answers")
+        plain = engines.run("an engine without offloading answers").answers
         # Twice: into the store, and into a folder that will be spoilt.
         engines.run("engine A answers and stores", [tier, other], sum(chunks))
-        reused = engines.run("engine B answers from the store", [tier])
+        reuse = engines.run("engine B answers from the store", [tier])
         _replace_a_payload(spoilt)
-        control = engines.run("control: as B, one record replaced, unverified", [other | {"verify": False}])
-    _print(asked, plain, reused)
-    print(f"\n{store.summary()}\n")
-    failed = False
-    for holds, text in _checks(asked, plain, reused, control):
-        print(f"{'ok' if holds else 'FAILED':6}  {text}")
-        failed = failed or not holds
-    return 1 if failed else 0
+        control = engines.run("control: as B, one record replaced, unverified", [other | {"verify": False}]).answers
+        _print(asked, plain, reuse.answers)
+        # Both tiers of engine A name the same chunks alike.
+        namespaces = sorted(folder.name for folder in (spoilt / "v1").iterdir())
+        print(f"\n{store.summary()}\n{store.how_to_delete(namespaces)}\n")
+        checks = _checks(asked, plain, reuse.answers, control)
+        for holds, text in checks:
+            print(f"{VERDICTS[holds]:11}  {text}")
+        keep_logs = any(holds is False for holds, _ in checks)
+        if keep_logs:
+            print(f"\n{why('engine B', reuse.counted, engines.log_of('engine B answers from the store'))}")
+        return 1 if keep_logs else 0
+    finally:
+        _clean_up(work, keep_logs)
+
+
+def _clean_up(work: Path, keep_logs: bool) -> None:
+    """A failure is explained by the logs; the rest is 100 MB and more, and requests may hold secrets of the store."""
+    for part in work.iterdir():
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        elif part.suffix != ".log" or not keep_logs:
+            part.unlink()
+    if any(work.iterdir()):
+        print(f"The logs of the engines are in {work}", flush=True)
+    else:
+        work.rmdir()
 
 
 class _Engines:
@@ -89,9 +113,15 @@ class _Engines:
         self._work = work
         self._asked = asked
         self._number = 0
+        self._logs: dict[str, Path] = {}
 
-    def run(self, what: str, tiers: Sequence[Mapping[str, Any]] = (), wait_for_stores: int = 0) -> list[Answer]:
+    def log_of(self, what: str) -> str:
+        """What an engine wrote; its warnings and errors, unless the caller's environment wants more."""
+        return self._logs[what].read_text(errors="replace")
+
+    def run(self, what: str, tiers: Sequence[Mapping[str, Any]] = (), wait_for_stores: int = 0) -> Answers:
         self._number += 1
+        self._logs[what] = self._work / f"{self._number}.log"
         files = {kind: self._work / f"{self._number}.{kind}" for kind in ("request", "answers", "log")}
         request = Request(str(self._work / "model"), self._asked, str(files["answers"]), [dict(tier) for tier in tiers], wait_for_stores)
         files["request"].write_text(json.dumps(dataclasses.asdict(request)))
@@ -110,7 +140,8 @@ class _Engines:
             print("failed", flush=True)
             raise BackendError(f"demo: {what}: the engine {ended}. The end of its log:\n{files['log'].read_text()[-4000:]}")
         print(f"{time.monotonic() - began:.0f} s", flush=True)
-        return [Answer(**answer) for answer in json.loads(files["answers"].read_text())]
+        said = json.loads(files["answers"].read_text())
+        return Answers([Answer(**answer) for answer in said["answers"]], said["counted"])
 
 
 def _replace_a_payload(folder: Path) -> None:
@@ -132,15 +163,22 @@ def _print(asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequ
 
 def _checks(
     asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequence[Answer], control: Sequence[Answer]
-) -> list[tuple[bool, str]]:
+) -> list[tuple[bool | None, str]]:
+    """What holds, what does not, and what was not put to the test (None)."""
     # vLLM computes at least the last token of a prompt itself.
     possible = sum((len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in asked)
     got = sum(answer.reused_tokens for answer in reused)
     off = _difference(plain, reused)
+    agree: tuple[bool | None, str] = (
+        off <= TOLERANCE,
+        f"tokens and log-probabilities with and without reuse agree (largest difference: {_shown(off)})",
+    )
+    if not got and off <= TOLERANCE:
+        agree = None, "whether answers with and without reuse agree: nothing was reused"
     wrong = _difference(plain, control)
     return [
         (got == possible, f"reuse {got / possible:.3f}: {got} of the {possible} tokens that can be reused were"),
-        (off <= TOLERANCE, f"tokens and log-probabilities with and without reuse agree (largest difference: {_shown(off)})"),
+        agree,
         (len({tuple(answer.tokens) for answer in plain}) == len(plain), "different prompts have different answers"),
         (
             wrong > TOLERANCE,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvstore_sdk.cli import demo_vllm, main
-from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, Answer
+from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, Answer, Answers
 from kvstore_sdk.format import HEADER_BYTES
 
 PLAIN = "an engine without offloading answers"
@@ -28,8 +29,12 @@ class Engines:
 
     def __init__(self, work: Path, asked: Sequence[Sequence[int]]) -> None:
         self.asked = asked
+        self.work = work
 
-    def run(self, what: str, tiers: Sequence[dict[str, Any]] = (), wait_for_stores: int = 0) -> list[Answer]:
+    def log_of(self, what: str) -> str:
+        return f"a warning of {what}\n"
+
+    def run(self, what: str, tiers: Sequence[dict[str, Any]] = (), wait_for_stores: int = 0) -> Answers:
         if wait_for_stores:
             for tier in tiers:
                 folder = Path(tier["backend"].removeprefix("file://")) / "v1" / ("0" * 32) / "00"
@@ -42,7 +47,9 @@ class Engines:
             reused = (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS if tiers else 0
             answer = Answer([number, 7], [-1.0, -2.0], reused, 100.0)
             answers.append(dataclasses.replace(answer, **self.changes.get((what, number), {})))
-        return answers
+        (self.work / f"{what}.log").touch()
+        (self.work / f"{what}.request").write_text("hunter2")
+        return Answers(answers, [["loads", "failed", 3]])
 
     @staticmethod
     def check_control(what: str, tiers: Sequence[dict[str, Any]]) -> None:
@@ -58,15 +65,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[tuple[str
     monkeypatch.setattr(Engines, "changes", {(CONTROL, 1): {"logprobs": [-1.0, -2.3]}, **changes}, raising=False)
     monkeypatch.setattr(demo_vllm, "_Engines", Engines)
     monkeypatch.setattr(demo_vllm, "missing_packages", list)
-    return main(["demo", "--prompts", "2", "--store", f"file://{tmp_path}"])
+    work, store = tmp_path / "work", tmp_path / "store"
+    work.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    return main(["demo", "--prompts", "2", "--store", f"file://{store}"])
 
 
 def test_all_checks_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, monkeypatch, {}) == 0
     printed = capsys.readouterr().out
     assert "reuse 1.000" in printed
-    assert f"file://{tmp_path} holds 2 records, 16.0 KiB." in printed
+    assert f"file://{tmp_path}/store holds 2 records, 16.0 KiB." in printed
+    assert f"use the store's own tools on v1/{'0' * 32}\n" in printed
     assert "FAILED" not in printed
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -87,9 +99,22 @@ def test_one_check_that_does_not_hold_fails_the_demo(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(tmp_path, monkeypatch, change) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")]
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith("FAILED")]
     assert len(lines) == 1
     assert failed in lines[0]
+    assert "What engine B counted:\n  loads  failed  3\n" in printed
+    assert f"a warning of {ENGINE_B}" in printed
+    [work] = (tmp_path / "work").iterdir()
+    assert f"The logs of the engines are in {work}\n" in printed
+    assert {file.suffix for file in work.iterdir()} == {".log"}
+
+
+def test_answers_without_reuse_prove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, monkeypatch, {(ENGINE_B, number): {"reused_tokens": 0} for number in range(3)}) == 1
+    printed = capsys.readouterr().out
+    assert "not checked  whether answers with and without reuse agree: nothing was reused\n" in printed
+    assert "FAILED       reuse 0.000" in printed
 
 
 def test_a_model_that_answers_every_prompt_alike_proves_nothing(
@@ -98,7 +123,7 @@ def test_a_model_that_answers_every_prompt_alike_proves_nothing(
     same = {(engine, number): {"tokens": [0, 7]} for engine in (PLAIN, ENGINE_B, CONTROL) for number in (1, 2)}
     same[CONTROL, 1]["logprobs"] = [-1.0, -2.3]
     assert run(tmp_path, monkeypatch, same) == 1
-    assert "FAILED  different prompts have different answers" in capsys.readouterr().out
+    assert "FAILED       different prompts have different answers" in capsys.readouterr().out
 
 
 def test_a_store_that_cannot_serve_is_refused_before_an_engine_starts(
@@ -117,7 +142,11 @@ def test_an_engine_that_fails_shows_the_end_of_its_log(
     monkeypatch.setattr(demo_vllm, "missing_packages", list)
     monkeypatch.setattr(demo_vllm, "prompts", lambda number: "not a list of prompts")
     monkeypatch.setattr(demo_vllm.sys, "executable", "/bin/ls")
-    assert main(["demo", "--store", f"file://{tmp_path}"]) == 1
-    error = capsys.readouterr().err
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["demo", "--store", f"file://{tmp_path}/store"]) == 1
+    printed, error = capsys.readouterr()
+    [work] = tmp_path.glob("kvstore-demo-work-*")
+    assert f"The logs of the engines are in {work}\n" in printed
+    assert [file.name for file in work.iterdir()] == ["1.log"]
     assert "the engine failed with exit code 2" in error
     assert "kvstore_sdk.cli.demo_engine" not in error.splitlines()[0]
