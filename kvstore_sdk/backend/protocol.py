@@ -49,20 +49,38 @@ def is_valid_name(name: str, max_name_bytes: int = 1024) -> bool:
 
 
 class Durability(Enum):
-    """What a STORED record survives."""
+    """What a STORED record survives.
+
+    Attributes:
+        NONE: It lives in the process that wrote it.
+        PROCESS_CRASH: It survives `kill -9` of every process that used it; a power cut may take it, but never tear it unnoticed: the
+            SDK verifies.
+    """
 
     NONE = "none"
-    """It lives in the process that wrote it."""
     PROCESS_CRASH = "process_crash"
-    """It survives `kill -9` of every process that used it; a power cut may take it, but never tear it unnoticed: the SDK verifies."""
 
 
 class Fork(Enum):
-    """What a forked child may do with a backend that its parent opened."""
+    """What a forked child may do with a backend that its parent opened.
+
+    Attributes:
+        WORKS: All that its parent may.
+        REFUSES: Nothing: every call in the child answers an error. Never a hang.
+    """
 
     WORKS = "works"
     REFUSES = "refuses"
-    """Every call in the child answers an error. Never a hang."""
+
+
+_KINDS: dict[str, type[bool] | type[Enum]] = {
+    "shared": bool,
+    "read_after_write": bool,
+    "read_only": bool,
+    "durability": Durability,
+    "in_doubt": bool,
+    "fork": Fork,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +100,9 @@ class Capabilities:
         durability: What a STORED record survives.
         in_doubt: Items may answer IN_DOUBT; then `SupportsSettle` is implemented too.
         fork: What a forked child may do.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of bounds.
     """
 
     max_record_bytes: int
@@ -104,6 +125,11 @@ class Capabilities:
                 raise ConfigError("Capabilities", field, f"{value!r} must be a positive integer")
         if self.align_bytes > 4096 or self.align_bytes & (self.align_bytes - 1):
             raise ConfigError("Capabilities", "align_bytes", f"{self.align_bytes} must be a power of two up to 4096")
+        for field, kind in _KINDS.items():
+            value = getattr(self, field)
+            if not isinstance(value, kind):
+                choices = "True or False" if kind is bool else " or ".join(map(str, kind))
+                raise ConfigError("Capabilities", field, f"{value!r} must be {choices}")
 
 
 class Backend(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from kvstore_sdk.backend.region import Buffer
 from kvstore_sdk.errors import BackendError
@@ -25,17 +26,24 @@ __all__ = [
     "Usage",
 ]
 
-Ticket = Hashable
-"""Names one operation that is in doubt; made and understood by the backend alone."""
+
+class Ticket(Hashable, Protocol):
+    """Names one operation that is in doubt: any hashable value, made and understood by the backend alone.
+
+    The SDK keeps it beside the buffers of its item, and gives it back to `SupportsSettle.settle` until that says it is over.
+    """
 
 
 class Mode(Enum):
-    """How a put treats a record that is already there."""
+    """How a put treats a record that is already there.
+
+    Attributes:
+        CREATE: May answer EXISTS and then leaves what is there as it is.
+        REPLACE: Puts the new record in the place of the old one, atomically.
+    """
 
     CREATE = "create"
-    """May answer EXISTS and then leaves what is there as it is."""
     REPLACE = "replace"
-    """Puts the new record in the place of the old one, atomically."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +79,26 @@ class Failure:
 
 
 class PutStatus(Enum):
-    """What became of one put."""
+    """What became of one put.
+
+    Attributes:
+        STORED: Visible and whole, to every process that uses this store, also after `kill -9` of this one.
+        EXISTS: CREATE only: a record of that name is visible; it was not changed.
+        FAILED: Definite: the record of this put is not visible and will not become visible. `error` says why.
+        UNKNOWN: The answer was lost: the record may be, or become, visible, and then it is whole. Repeating is safe.
+        TIMED_OUT: Not done by the deadline: definite, like FAILED. When that cannot be promised, answer UNKNOWN.
+        IN_DOUBT: The call is over, but the store may still read the buffers of this item until `settle` says it is over. As to
+            visibility: UNKNOWN.
+        CLOSED: `close` was called first: definite, like FAILED.
+    """
 
     STORED = "stored"
-    """Visible and whole, to every process that uses this store, also after `kill -9` of this one."""
     EXISTS = "exists"
-    """CREATE only: a record of that name is visible; it was not changed."""
     FAILED = "failed"
-    """Definite: the record of this put is not visible and will not become visible. `error` says why."""
     UNKNOWN = "unknown"
-    """The answer was lost: the record may be, or become, visible, and then it is whole. Repeating is safe."""
     TIMED_OUT = "timed_out"
-    """Not done by the deadline: definite, like FAILED. When that cannot be promised, answer UNKNOWN."""
     IN_DOUBT = "in_doubt"
-    """The call is over, but the store may still read the buffers of this item until `settle` says it is over. As to visibility: UNKNOWN."""
     CLOSED = "closed"
-    """`close` was called first: definite, like FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +115,25 @@ class PutResult:
 
 
 class GetStatus(Enum):
-    """What became of one get. After any status but FOUND the buffers of the item hold no promise."""
+    """What became of one get. After any status but FOUND the buffers of the item hold no promise.
+
+    Attributes:
+        FOUND: Every buffer is filled, and the record is exactly as long as the buffers.
+        MISSING: No record of that name. A result, not an error.
+        WRONG_SIZE: The record is shorter or longer than the buffers; `size_bytes` is its true size, `asked_bytes` theirs.
+        FAILED: `error` says why.
+        TIMED_OUT: Not done by the deadline, and the buffers of the item will not be touched any more.
+        IN_DOUBT: The call is over, but the store may still write into the buffers of this item until `settle` says it is over.
+        CLOSED: `close` was called first.
+    """
 
     FOUND = "found"
-    """Every buffer is filled, and the record is exactly as long as the buffers."""
     MISSING = "missing"
-    """No record of that name. A result, not an error."""
     WRONG_SIZE = "wrong_size"
-    """The record is shorter or longer than the buffers; `size_bytes` is its true size, `asked_bytes` theirs."""
     FAILED = "failed"
-    """`error` says why."""
     TIMED_OUT = "timed_out"
-    """Not done by the deadline, and the buffers of the item will not be touched any more."""
     IN_DOUBT = "in_doubt"
-    """The call is over, but the store may still write into the buffers of this item until `settle` says it is over."""
     CLOSED = "closed"
-    """`close` was called first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +156,15 @@ class GetResult:
 
 
 class DeleteStatus(Enum):
-    """What became of one delete."""
+    """What became of one delete.
+
+    Attributes:
+        DELETED: No record of that name is visible any more.
+        ABSENT: Nothing of that name was there. A result, not an error: two deleters may race.
+    """
 
     DELETED = "deleted"
     ABSENT = "absent"
-    """Nothing of that name was there. A result, not an error: two deleters may race."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os.path
+import re
 import string
+from enum import Enum
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_sdk.backend import Capabilities, ConfigError, Deadline, is_valid_name
+from kvstore_sdk.backend import (
+    Capabilities,
+    ConfigError,
+    Deadline,
+    DeleteStatus,
+    Durability,
+    Fork,
+    GetStatus,
+    Mode,
+    PutStatus,
+    is_valid_name,
+)
 
 # An oracle of its own: sets of characters instead of a regular expression.
 FIRST = set(string.ascii_letters + string.digits + "_-")
@@ -71,11 +84,35 @@ def test_valid_names_stay_below_the_root(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_record_bytes", 0), ("max_batch", -1), ("max_parts", True), ("align_bytes", 3), ("align_bytes", 8192), ("max_concurrency", 1.5)],
+    [
+        ("max_record_bytes", 0),
+        ("max_batch", -1),
+        ("max_parts", True),
+        ("align_bytes", 3),
+        ("align_bytes", 8192),
+        ("max_concurrency", 1.5),
+        ("shared", "yes"),
+        ("read_only", 1),
+        ("durability", "process_crash"),
+        ("fork", None),
+    ],
 )
 def test_capabilities_are_checked_when_they_are_made(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
         Capabilities(**{"max_record_bytes": 1, field: value})  # type: ignore[arg-type]
+
+
+def test_a_value_of_an_enum_that_is_none_is_told_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'process' must be Durability.NONE or Durability.PROCESS_CRASH"):
+        Capabilities(max_record_bytes=1, durability="process")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Durability, Fork, Mode, PutStatus, GetStatus, DeleteStatus])
+def test_help_says_what_each_member_of_an_enum_means(kind: type[Enum]) -> None:
+    """`help()` shows the text of the class, and none that stands beside a member."""
+    assert kind.__doc__ is not None
+    for member in kind:
+        assert re.search(rf"^\s+{member.name}: \w", kind.__doc__, re.MULTILINE), member
 
 
 def test_a_deadline_is_an_instant_and_remaining_time_is_never_negative() -> None:
