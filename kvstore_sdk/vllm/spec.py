@@ -50,6 +50,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: Any) -> Any:
         """The worker of vLLM 0.25 and later."""
         if self._kvstore_worker is None:
+            self._check_room()
             if compat.host_is_the_device():
                 inner, layout, region = self._host_copies(kv_caches)
             else:
@@ -63,6 +64,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
     def get_handlers(self, kv_caches: Any) -> Iterator[tuple[type[Any], type[Any], Any]]:
         """The handlers of vLLM 0.24."""
         if self._kvstore_handlers is None:
+            self._check_room()
             if compat.host_is_the_device():
                 inner, layout, region = self._host_copies(kv_caches)
                 worker = ScrubbedWorker(inner, layout, region, self._marks_of(region))
@@ -78,6 +80,18 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
                 self._kvstore_handlers = [(device, host, ScrubbedHandler(stores, layout, region, self._marks_of(region))), loads]
             self._announce(layout, region)
         return iter(self._kvstore_handlers)
+
+    def _check_room(self) -> None:
+        """Refuse a region larger than what is free where it lies; mapped nevertheless, it would end the engine at some later write."""
+        known, path = compat.spec_facts(self), compat.region_path(self)
+        if os.path.exists(path):
+            # Another rank made it, and may have filled a part of it by now.
+            return
+        needed, space = known.rows * known.row_bytes, os.statvfs(_SHM)
+        free = space.f_bavail * space.f_frsize
+        if needed > free:
+            problem = f"the region {path} needs {needed} bytes, {_SHM} has {free} free: give less, or enlarge it (docker: --shm-size)"
+            raise ConfigError("KVStoreTieringSpec", "cpu_bytes_to_use", problem)
 
     def _host_copies(self, kv_caches: Any) -> tuple[HostCopies, SlotLayout, Any]:
         known = compat.spec_facts(self)
