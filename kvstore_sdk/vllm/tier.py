@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
-from kvstore_sdk.backend import Durability
-from kvstore_sdk.backend.registry import open_backend
+from kvstore_sdk.backend import Backend, Capabilities, Durability
+from kvstore_sdk.backend.options import parse_options
+from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import JobResult, Lookup, Tier
+from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.identity import Decision, decide
@@ -62,7 +66,8 @@ class KVStoreTier(SecondaryTierManager):
         """Check the configuration, find out what the bytes mean, open the backend.
 
         Raises:
-            ConfigError: the configuration is wrong, or the engine is one that the tier cannot serve. Nothing was written.
+            ConfigError: the configuration is wrong, or the engine is one that the tier cannot serve. Nothing was written, unless it is the
+                open backend that says so: then it may have prepared its store, but no record was written.
             BackendError: the store could not be opened.
         """
         compat.check_version()
@@ -114,6 +119,7 @@ class KVStoreTier(SecondaryTierManager):
 
     def _open_tier(self, where: str, options: TierOptions, decision: Decision, memory: RowMemory) -> None:
         try:
+            _fit_unopened(where, options, decision)
             backend = open_backend(options.backend, options.backend_options, location=options.location)
             try:
                 tier = Tier(
@@ -380,6 +386,19 @@ def _label(spec: Any, tier_type: str, entry: Mapping[str, Any]) -> str:
         if isinstance(found, Mapping) and found.get("type") == tier_type and all(found.get(name) == entry[name] for name in entry):
             return f"{place}:{tier_type}"
     return f"1:{tier_type}"
+
+
+def _fit_unopened(where: str, options: TierOptions, decision: Decision) -> None:
+    """Find out before the store is opened, and its folder made, what can be told without it: whether the chunks fit what was configured.
+
+    A backend may have narrower limits of its own, which only the open one tells.
+    """
+    name, limit = "max_record_bytes", sys.maxsize
+    schema = backend_options(options.backend)
+    if name in options.backend_options:
+        limit = parse_options(where, {name: schema[name]}, {name: options.backend_options[name]})[name]
+    unopened = SimpleNamespace(capabilities=Capabilities(max_record_bytes=limit))
+    fit(where, cast(Backend, unopened), decision.identity, options.settings)
 
 
 def _refuse_unsupported(where: str, known: compat.SpecFacts) -> None:
