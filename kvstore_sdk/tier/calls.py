@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, TypeVar, cast
 
 from kvstore_sdk import errors
 from kvstore_sdk.backend import (
@@ -27,6 +28,7 @@ from kvstore_sdk.backend import (
     ReadOnlyError,
     SupportsDelete,
     SupportsSettle,
+    ThrottledError,
     Ticket,
     TimedOutError,
     UnavailableError,
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _LOG_AGAIN_S = 30.0
+_LONGEST_WISH_S = 86_400.0
+"""Whoever wants to be left alone for longer than a day has made a mistake."""
 _MAX_KINDS = 256
 """Kinds of failures that are told apart in the log. Vendor code can make up types without end."""
 
@@ -57,6 +61,9 @@ class Calls:
     def __init__(self, backend: Backend, metrics: TierMetrics, label: str) -> None:
         self.backend = backend
         self.capabilities = backend.capabilities
+        # Asked once, while nothing depends on it: looking at an object of the vendor's may raise.
+        self._settles = isinstance(backend, SupportsSettle)
+        self._deletes = isinstance(backend, SupportsDelete)
         self._metrics = metrics
         self._label = label
         self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
@@ -113,7 +120,7 @@ class Calls:
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
         backend = self.backend
-        if not isinstance(backend, SupportsDelete) or self.capabilities.read_only:
+        if not self._deletes or self.capabilities.read_only:
             return [Failure(UnsupportedError(f"{self._label} delete: the backend does not offer it")) for _ in names]
 
         def right(answer: Any) -> bool:
@@ -122,17 +129,17 @@ class Calls:
         def error_of(name: str, answer: DeleteStatus | Failure) -> BackendError | None:
             return answer.error if isinstance(answer, Failure) else None
 
-        return self._call("delete", names, lambda: backend.delete(list(names), deadline), right, Failure, error_of)
+        return self._call("delete", names, lambda: cast(SupportsDelete, backend).delete(list(names), deadline), right, Failure, error_of)
 
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
         """Which operations are over. What cannot be asked counts as not over."""
         backend = self.backend
-        if not isinstance(backend, SupportsSettle):
+        if not self._settles:
             return [False for _ in tickets]
         return self._call(
             "settle",
             ["" for _ in tickets],
-            lambda: backend.settle(list(tickets), deadline),
+            lambda: cast(SupportsSettle, backend).settle(list(tickets), deadline),
             lambda answer: answer is True or answer is False,
             lambda error: False,
             lambda name, answer: None,
@@ -145,7 +152,7 @@ class Calls:
         return isinstance(answer.error, BackendError) and (not in_doubt or self._may_doubt(answer.ticket))
 
     def _may_doubt(self, ticket: Ticket | None) -> bool:
-        return ticket is not None and self.capabilities.in_doubt and isinstance(self.backend, SupportsSettle)
+        return ticket is not None and self.capabilities.in_doubt and self._settles
 
     def _call(
         self,
@@ -165,13 +172,12 @@ class Calls:
             returned = call()
             # Looked at within the `try`, and copied first: it may be of a class of the vendor's, and may change while we look.
             listed = isinstance(returned, (list, tuple))
-            answers = list(returned) if listed else []
-            if not listed or len(answers) != len(names) or not all(map(right, answers)):
-                what = f"a list of {len(answers)}" if listed else f"an answer of type {type(returned).__name__}"
+            answers = [_own(answer) for answer in islice(returned, len(names) + 1)] if listed else []
+            if (wrong := _what_is_wrong(returned, answers, names, right)) is not None:
                 self._metrics.count("breaches", operation)
-                failure = BreachError(f"{doing}: {what} for {len(names)} items is not what the contract allows")
+                failure = BreachError(f"{doing}: {wrong}")
         except BackendError as error:
-            failure = error
+            failure = _own_error(error)
         except OSError as error:
             failure = _from_os(doing, error)
         except BaseException as error:  # noqa: BLE001  # vendor code may raise anything; the engine survives it
@@ -207,6 +213,44 @@ class Calls:
             "%s: %s of %s failed after %.1f ms: %s: %s; advice: %s%s",
             self._label, operation, name[:64] or "its tickets", elapsed_s * 1000, kind, text_of(error), _ADVICE[kind], more,
         )  # fmt: skip
+
+
+def _what_is_wrong(returned: Any, answers: list[Any], names: Sequence[str], right: Callable[[Any], bool]) -> str | None:
+    """How an answer breaks the contract, or None."""
+    if not isinstance(returned, (list, tuple)):
+        return f"answered a {type(returned).__name__}, a list of {len(names)} results was expected"
+    if len(answers) != len(names):
+        number = len(answers) if len(answers) < len(names) else f"more than {len(names)}"
+        return f"answered {number} results for {len(names)} items"
+    wrong = next((place for place, answer in enumerate(answers) if not right(answer)), None)
+    return None if wrong is None else f"item {wrong} is a {type(answers[wrong]).__name__} that the contract does not allow"
+
+
+def _own(answer: Any) -> Any:
+    """A result and an error of our own making: those of a vendor's classes may say something else when they are looked at again."""
+    if type(answer) in (PutResult, GetResult) and answer.error is None:
+        return answer
+    if not isinstance(answer, (PutResult, GetResult, Failure)):
+        return answer
+    error: Any = _own_error(answer.error) if isinstance(answer.error, BackendError) else answer.error
+    if isinstance(answer, Failure):
+        return Failure(error)
+    if isinstance(answer, PutResult):
+        return PutResult(answer.status, error, answer.ticket)
+    return GetResult(answer.status, error, answer.ticket, answer.size_bytes, answer.asked_bytes)
+
+
+def _own_error(error: BackendError) -> BackendError:
+    """A plain error of the nearest class of `kvstore_sdk.errors`, with the same text and the same wish to wait."""
+    kind: Any = next(parent for parent in type(error).__mro__ if parent.__module__ == BackendError.__module__)
+    text = text_of(error)
+    if issubclass(kind, ThrottledError):
+        wish = vars(error).get("retry_after_s", 0.0)
+        sane = isinstance(wish, (int, float)) and 0.0 <= wish <= _LONGEST_WISH_S
+        return ThrottledError(text, float(wish) if sane else 0.0)
+    own = cast(BackendError, kind(text))
+    own.__cause__ = error
+    return own
 
 
 def text_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class Pipeline:
         self._settle = settle
         self._first_store = first_store
         self._trust = Trust()
+        self._private = threading.local()
         # Only for the jitter of retries; seeded from the system.
         self._random = random.Random()
 
@@ -246,13 +248,18 @@ class Pipeline:
             return _Bad(None)
         if not self._settings.verify:
             return None
-        flaw = verify(get.into[0].view, key, self._layout, item.payload_bytes)
+        record = self._private_record(item)
+        record[:] = get.into[0].view
+        flaw = verify(record, key, self._layout, item.payload_bytes)
         return None if flaw is None else _Bad(flaw)
 
     def _deliver(self, batch: Batch, item: Item, key: ChunkKey, get: Get) -> None:
+        # What was verified, byte for byte, and not what the slot holds by now.
+        record = get.into[0].view
         if self._settings.verify:
+            record = self._private_record(item)
             self._trust.verified(True)
-        payload = get.into[0].view[HEADER_BYTES : HEADER_BYTES + item.payload_bytes]
+        payload = record[HEADER_BYTES : HEADER_BYTES + item.payload_bytes]
         try:
             # Under the job's lock: once the job is closed the engine may use the row for something else.
             with item.job.lock:
@@ -261,12 +268,6 @@ class Pipeline:
                 self._memory.copy_in(item.row, key.group, payload)
         except Exception:
             logger.exception("%s: copying a chunk into row %d of the engine's memory failed", self._name, item.row)
-            self._fail_load(batch, item, "failed")
-            return
-        if self._settings.verify and verify(get.into[0].view, key, self._layout, item.payload_bytes) is not None:
-            # A backend that touches a buffer after its call did so between the check and the copy: nobody knows what was copied.
-            self._metrics.count("breaches", "get")
-            logger.error("%s: the backend wrote into the buffer of %s after its call had returned", self._name, key.name)
             self._fail_load(batch, item, "failed")
             return
         self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
@@ -281,12 +282,12 @@ class Pipeline:
         removed = False
         # A length is the store's own word, so a wrong one says nothing about this host's memory.
         if flaw is not Flaw.LENGTH and self._trust.verified(False):
-            self._breakers.hold(self._metrics, _SUSPECT_MEMORY_S)
-            logger.error(
-                "%s: most records read here fail verification, by this host's memory or by the store: leaving it alone for %.0f s",
-                self._name,
-                _SUSPECT_MEMORY_S,
-            )
+            if self._breakers.hold(self._metrics, _SUSPECT_MEMORY_S):
+                logger.error(
+                    "%s: most records read here fail verification, by this host's memory or by the store: leaving it alone for %.0f s",
+                    self._name,
+                    _SUSPECT_MEMORY_S,
+                )
         elif self._trust.may_remove():
             answer = self._calls.delete([key.name], Deadline(min(deadline.at_s, time.monotonic() + _REMOVE_FOR_S)))[0]
             removed = not isinstance(answer, Failure)
@@ -359,7 +360,7 @@ class Pipeline:
         """The record of an item, in its slot. None when there is nothing to be stored any more."""
         key = ChunkKey.from_engine(batch.namespace, item.key)
         buffer = self._work.buffer(slot, record_bytes(item.payload_bytes))
-        record = buffer.view
+        record = self._private_record(item)
         try:
             # Under the job's lock: once the job is closed the row may hold something else, and that must never be stored under this key.
             with item.job.lock:
@@ -374,9 +375,21 @@ class Pipeline:
             self._settle((item.ended(Outcome.FAILED, "failed"),))
             return None
         seal(record, key, self._layout, item.payload_bytes)
+        buffer.view[:] = record
         return Put(key.name, (buffer,), Mode.REPLACE if item.replace else Mode.CREATE)
 
     # Both.
+
+    def _private_record(self, item: Item) -> memoryview:
+        """Memory of this thread for one record, known to no backend.
+
+        Checksums are taken here, and only here: a backend that touches a slot after its call has returned can spoil a record, which is
+        found, but it can neither slip in between a check and a copy nor have its bytes sealed.
+        """
+        memory = getattr(self._private, "memory", None)
+        if memory is None:
+            memory = self._private.memory = memoryview(bytearray(self._work.slot_bytes))
+        return memory[: record_bytes(item.payload_bytes)]
 
     def _retry(self, item: Item, error: BackendError | None) -> bool:
         """Queue the item again if that may help and there is time. Returns whether it did."""

@@ -398,6 +398,9 @@ class Tier:
                 self._pipeline.run(batch)
             except BaseException:  # a fault of ours, as a backend's are caught below: the thread and the jobs must go on
                 logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
+                for item in batch.items:
+                    if item.job.kind is Kind.LOAD:
+                        self._tell(Lost(batch.namespace, item.key, bad=False, gone=False))
                 self._give_up(batch.probes, batch.items)
 
     def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:

@@ -10,6 +10,7 @@ __all__ = ["Trust"]
 _WINDOW = 32
 _ENOUGH = 8
 _GOOD_PER_REMOVAL = 8
+_BAD_AT_ONCE = 4
 
 
 class Trust:
@@ -26,20 +27,20 @@ class Trust:
         self._removed = 0
 
     def verified(self, good: bool) -> bool:
-        """Record an outcome. Returns whether this process should stop trusting itself now; then the window starts again."""
+        """Record an outcome. Returns whether this process should not trust itself now."""
         with self._lock:
             self._recent.append(good)
             self._good += good
-            bad = self._recent.count(False)
-            if len(self._recent) >= _ENOUGH and bad * 2 > len(self._recent):
-                self._recent.clear()
-                return True
-            return False
+            return not good and len(self._recent) >= _ENOUGH and self._recent.count(False) * 2 > len(self._recent)
 
     def may_remove(self) -> bool:
-        """Whether one more bad record may be removed. Eight good ones earn one removal: a host that reads nothing right removes nothing."""
+        """Whether one more bad record may be removed.
+
+        Eight good ones earn one removal, so a host that reads nothing right removes nothing; and a host that has just begun to read wrong
+        removes a few at most, whatever it has earned before.
+        """
         with self._lock:
-            if self._removed >= self._good // _GOOD_PER_REMOVAL:
+            if self._recent.count(False) > _BAD_AT_ONCE or self._removed >= self._good // _GOOD_PER_REMOVAL:
                 return False
             self._removed += 1
             return True

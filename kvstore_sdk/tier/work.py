@@ -345,7 +345,7 @@ class WorkQueue:
             if probes:
                 return Batch(probes=probes[: self._probe_batch], operation="exists", namespace=namespace)
         if self._doubts and now >= self._settle_at_s and not any(batch.doubts for batch in self._batches):
-            doubts, self._doubts = self._doubts, []
+            doubts, self._doubts = self._doubts[: self._probe_batch], self._doubts[self._probe_batch :]
             return Batch(doubts=doubts, operation="settle")
         if batch := self._take(Kind.LOAD, len(self._free), self._threads, now):
             return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -315,12 +316,13 @@ def test_a_list_of_another_length_fails_every_item(operation: str, count: int, r
         assert answers == [False] * 3
     else:
         assert all(isinstance(error_of(answer), BreachError) for answer in answers)
-        assert f"a list of {count} for 3 items" in str(error_of(answers[0]))
+        number = "more than 3" if count > 3 else str(count)
+        assert f"answered {number} results for 3 items" in str(error_of(answers[0]))
     assert caller.metrics.total("breaches", operation) == 1
 
 
 def test_right_answers_pass_as_they_are(region: Region) -> None:
-    exists = [True, False, Failure(UnavailableError("down"))]
+    exists = [True, False, True]
     put = [PutResult(PutStatus.STORED), PutResult(PutStatus.EXISTS), PutResult(PutStatus.TIMED_OUT)]
     get = [GetResult(GetStatus.FOUND), GetResult(GetStatus.MISSING), GetResult.wrong_size(1, 2)]
     for operation, answers in (
@@ -388,7 +390,7 @@ SAID: list[tuple[str, Any, str]] = [
     ("put", [PutResult(PutStatus.UNKNOWN)] * 3, "UnavailableError: label put v1/a: unknown"),
     ("get", [GetResult.failed(DeniedError("get v1/a: EACCES"))] * 3, "DeniedError: get v1/a: EACCES"),
     ("get", [GetResult(GetStatus.CLOSED)] * 3, "ClosedError: label get v1/a: closed"),
-    ("get", None, "BreachError: label get: an answer of type NoneType for 3 items"),
+    ("get", None, "BreachError: label get: answered a NoneType, a list of 3 results was expected"),
     ("delete", [Failure(UnavailableError("status 503"))] * 3, "UnavailableError: status 503"),
 ]
 
@@ -492,6 +494,56 @@ def test_threads_that_fail_at_once_log_once(region: Region, caplog: pytest.LogCa
 def test_a_throttled_answer_is_an_error_like_any_other(region: Region) -> None:
     answers = [Failure(ThrottledError("slow down", 2.0)), True, Failure(InvalidError("name"))]
     caller = Caller(region, lambda _: answers)
-    assert caller.ask("exists") == answers
+    throttled, present, invalid = caller.ask("exists")
+    assert (type(throttled.error), throttled.error.retry_after_s, present, type(invalid.error)) == (ThrottledError, 2.0, True, InvalidError)
     assert caller.metrics.total("call_failures", "exists", "ThrottledError") == 1
     assert caller.metrics.total("call_failures", "exists", "InvalidError") == 1
+
+
+def test_an_error_of_a_vendors_class_becomes_one_of_ours(region: Region) -> None:
+    """LIV-01, LIV-11: what is decided by an error later must not depend on what a vendor's class says when it is looked at."""
+
+    class Nasty(ThrottledError):
+        @property
+        def advice(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("no advice")
+
+    class Huge(ThrottledError):
+        def __init__(self) -> None:
+            super().__init__("huge")
+            self.retry_after_s = 10**400
+
+    def answers(_: Any) -> list[Any]:
+        return [PutResult.failed(Nasty("slow down", 3.0)), PutResult.failed(Huge()), PutResult(PutStatus.STORED)]
+
+    nasty, huge, stored = Caller(region, answers).ask("put")
+    assert (type(nasty.error), nasty.error.retry_after_s, str(nasty.error)) == (ThrottledError, 3.0, "slow down")
+    assert (type(huge.error), huge.error.retry_after_s) == (ThrottledError, 0.0)
+    assert stored == PutResult(PutStatus.STORED)
+
+
+def test_a_result_that_changes_when_it_is_looked_at_again_is_looked_at_once(region: Region) -> None:
+    class TwoFaced(GetResult):
+        looks = 0
+
+        @property
+        def status(self) -> GetStatus:  # type: ignore[override]
+            TwoFaced.looks += 1
+            return GetStatus.MISSING if TwoFaced.looks == 1 else GetStatus.FOUND
+
+    one, _, _ = Caller(region, lambda _: [object.__new__(TwoFaced)] + [GetResult(GetStatus.FOUND)] * 2).ask("get")
+    assert type(one) is GetResult
+    assert one.status is not GetStatus.FOUND
+
+
+def test_a_list_without_an_end_is_not_followed(region: Region) -> None:
+    class Endless(list[Any]):
+        def __iter__(self) -> Any:
+            return itertools.repeat(True)
+
+    assert all(isinstance(error_of(answer), BreachError) for answer in Caller(region, lambda _: Endless()).ask("exists"))
+
+
+def test_the_first_wrong_item_is_named(region: Region) -> None:
+    answers = Caller(region, lambda _: [PutResult(PutStatus.STORED), True, True]).ask("put")
+    assert "item 1 is a bool that the contract does not allow" in str(error_of(answers[0]))
