@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstore_sdk.backend.options import OptionInfo, options_of, parse_options
@@ -18,11 +18,21 @@ __all__ = ["ENTRY_POINT_GROUP", "BackendFactory", "backend_options", "open_backe
 
 ENTRY_POINT_GROUP = "kvstore_sdk.backends"
 
-BackendFactory = Callable[..., Backend]
-"""`factory(location, *, option=default, ...)`: opens the store at `location`, a string whose form is the backend's own.
 
-Opening one location twice, in one process or two, gives two views of the same store.
-"""
+class BackendFactory(Protocol):
+    """What a vendor registers: `factory(location, *, option=default, ...)` opens the store at `location` and returns a `Backend`.
+
+    - `location` is a string whose form is the backend's own. Of a URL it is what stands between the scheme and the query, without the two
+      slashes and with %-codes decoded: `/mnt/a b` of `file:///mnt/a%20b`, `127.0.0.1:6399/0` of `redikv://127.0.0.1:6399/0`, nothing of
+      `memory:`. URLs with a password or a fragment (`#...`) are refused before the factory is called.
+    - Keyword-only parameters are options: `kvstore_sdk.backend.options` says how their names, types and defaults are read. They arrive
+      checked and converted; those that were not given are left to their defaults.
+    - Opening one location twice, in one process or two, gives two views of the same store.
+    - It raises `ConfigError` for what its user can set right, a `BackendError` for a store that cannot be opened.
+    """
+
+    def __call__(self, location: str, /, *args: Any, **options: Any) -> Backend: ...
+
 
 _METHODS = ("exists", "put", "get", "close")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -48,9 +58,9 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
     """Open a backend.
 
     Args:
-        target: A URL (`file:///mnt/kv?io_threads=4`, `memory:`), the name of a registered backend (`fs`), or `module:factory`.
-        options: Options of the backend. With a URL they are added to those of its query.
-        location: Where the store is. A URL says that itself.
+        target: A URL (`file:///mnt/kv?direct_io=never`, `memory:`), the name of a registered backend (`fs`), or `module:factory`.
+        options: Options of the backend; those of a tier (`TierSettings`) are none. With a URL they are added to those of its query.
+        location: Where the store is, as `BackendFactory` gets it. A URL says that itself.
 
     Raises:
         ConfigError: the backend, its location or an option is unknown, missing or wrong; nothing was opened. Or what the factory
@@ -70,7 +80,13 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
     if location is None:
         raise ConfigError(where, "location", "must be given: where the store is, a folder for example")
     schema = _options(where, factory)
-    parsed = parse_options(where, schema, given)
+    try:
+        parsed = parse_options(where, schema, given)
+    except ConfigError as error:
+        if url is None or error.field in schema:
+            raise
+        hint = "options of a tier (kvstore backends lists them) stand in its entry, beside the URL"
+        raise ConfigError(where, error.field, f"{error.problem}; {hint}") from None
     try:
         backend = factory(location, **parsed)
     except KVStoreError:
@@ -115,7 +131,8 @@ def _load(point: EntryPoint) -> BackendFactory:
         found: Any = importlib.import_module(module)
     except ImportError as cause:
         missing = cause.name or module
-        raise ConfigError(where, "backend", f"module {missing!r} cannot be imported ({cause}); install it, or fix the name") from cause
+        problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
+        raise ConfigError(where, "backend", problem) from cause
     except Exception as cause:
         # Importing runs a vendor's code, which may fail in any way.
         problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"

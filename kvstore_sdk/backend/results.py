@@ -121,7 +121,7 @@ class GetStatus(Enum):
         FOUND: Every buffer is filled, and the record is exactly as long as the buffers.
         MISSING: No record of that name. A result, not an error.
         WRONG_SIZE: The record is shorter or longer than the buffers; `size_bytes` is its true size, `asked_bytes` theirs.
-        FAILED: `error` says why.
+        FAILED: The record could not be read; `error` says why.
         TIMED_OUT: Not done by the deadline, and the buffers of the item will not be touched any more.
         IN_DOUBT: The call is over, but the store may still write into the buffers of this item until `settle` says it is over.
         CLOSED: `close` was called first.

@@ -112,7 +112,7 @@ def test_help_says_what_each_member_of_an_enum_means(kind: type[Enum]) -> None:
     """`help()` shows the text of the class, and none that stands beside a member."""
     assert kind.__doc__ is not None
     for member in kind:
-        assert re.search(rf"^\s+{member.name}: \w", kind.__doc__, re.MULTILINE), member
+        assert re.search(rf"^\s+{member.name}: [`\w]", kind.__doc__, re.MULTILINE), member
 
 
 def test_a_deadline_is_an_instant_and_remaining_time_is_never_negative() -> None:
