@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from vllm_faulty import OPENED, faulty_entry
-from vllm_records import put, record_paths
+from vllm_records import header_of, put, record_paths
 from vllm_stand import Stand, offload
 
 from kvstore_sdk.testing import Fault, Hang, Raise, Return, Say, WriteLate
@@ -290,6 +290,61 @@ def test_a_backend_that_hangs_costs_its_deadline_and_no_more(op: str, stand: Mak
     made.close()
     assert time.monotonic() - started < 3.0
     OPENED[str(folder)].heal()
+
+
+def test_a_load_without_room_in_staging_memory_ends_by_its_deadline_and_works_once_there_is_room(stand: MakeStand, tmp_path: Path) -> None:
+    """LIV-21: two slots, held by a call that hangs."""
+    folder = tmp_path / "kv"
+    limits = {"load_timeout_s": 0.3, "lookup_timeout_s": 0.5, "breaker_probe_s": 0.05, "staging_bytes": 2 * 12288, "io_threads": 1}
+    made = stand([faulty_entry(folder, **limits)])
+    assert len(made.adapter._tier._work._free) == 2
+    keys = stored(made)
+    evict(made)
+    OPENED[str(folder)].arm(Fault("get", Hang()))
+    started = time.monotonic()
+    assert made.lookup(made.request("full", keys), keys) == [False] * 4
+    made.settle()
+    assert time.monotonic() - started < 3.0
+    OPENED[str(folder)].heal()
+    until_s = time.monotonic() + 10
+    for attempt in range(1000):
+        if made.lookup(made.request(f"again {attempt}", keys), keys) == [True] * 4:
+            break
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_chunks_that_the_store_has_and_host_memory_has_no_room_for_are_counted(stand: MakeStand, tmp_path: Path) -> None:
+    """CAP-10: vLLM makes a miss of our HIT when every row is in use. Hits that were told and never asked to be loaded are those."""
+    made = stand([entry(tmp_path)])
+    keys = stored(made)
+    evict(made)
+    others = made.keys("evict", 3)
+    using = made.request("using", others)
+    assert made.lookup(using, others) == [True] * 6
+    made.manager.prepare_load(others, using)
+    assert made.lookup(made.request("asking", keys), keys)[0] is False
+    made.step()
+    assert made.metrics.total("lookups", "hit") > made.metrics.total("loads") == 0
+    made.manager.complete_load(set(others), using)
+    assert made.lookup(made.request("later", keys), keys) == [True] * 4
+    assert made.metrics.total("loads", "loaded") == 4
+
+
+def test_a_record_holds_every_part_of_its_chunk(stand: MakeStand, tmp_path: Path) -> None:
+    """HMA-06: no layer's and no rank's share can be lost, or replaced, on its own."""
+    made = stand([entry(tmp_path)])
+    keys = stored(made)
+    evict(made)
+    records = {key.to_engine(): path for key, path in record_paths(tmp_path / "kv").items()}
+    of_chunks = {key: path for key, path in records.items() if key in keys}
+    assert len(of_chunks) == len(keys)
+    per_group = {0: 1024 + 512, 1: 768}
+    for key, path in of_chunks.items():
+        assert header_of(path).payload_bytes == made.ranks * made.blocks_per_chunk * per_group[int.from_bytes(key[-4:], "big")]
+    of_chunks[keys[2]].unlink()
+    made.adapter._tier._table.clear()
+    assert made.lookup(made.request("load", keys), keys) == [True, True, False, True]
 
 
 def test_a_row_is_not_touched_once_its_job_is_reported(stand: MakeStand, tmp_path: Path) -> None:

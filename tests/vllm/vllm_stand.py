@@ -117,6 +117,7 @@ class Stand:
         spec_class: type[Any] = KVStoreTieringSpec,
         extra: Mapping[str, Any] | None = None,
         workers: bool = True,
+        replica: str = "",
         **changes: Any,
     ) -> None:
         self.ranks, self.groups, self.blocks_per_chunk, self.blocks = ranks, groups, blocks_per_chunk, blocks
@@ -128,7 +129,8 @@ class Stand:
             "secondary_tiers": [dict(tier) for tier in tiers],
             **(extra or {}),
         }
-        self.engine_id = f"kvstore-test-{os.getpid()}-{next(_numbers)}"
+        # vLLM adds the replica itself.
+        self.engine_id = f"kvstore-test-{os.getpid()}-{next(_numbers)}{replica}"
         self.configs = [engine_config(ranks, rank, self.extra, self.engine_id, **changes) for rank in range(ranks)]
         self._asking: Any = self.configs[0]
         self.tensors = [[torch.zeros((blocks, page), dtype=torch.int8) for page in PAGES] for _ in range(ranks)]
