@@ -100,7 +100,7 @@ def decide(
         identity=identity,
         private=tuple(reasons),
         none_hash=None if reasons or seed is None else compat.expected_none_hash(facts["hash_algorithm"], seed),
-        lora_off=lora and not options.lora_digests,
+        lora_off=lora and not (options.lora_digests and options.only_listed_adapters),
     )
 
 

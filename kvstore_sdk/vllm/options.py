@@ -41,6 +41,9 @@ class AdapterOptions:
         trusted_hash_seed: Annotated[
             bool, "share chunks although the engine hashes with xxHash: PYTHONHASHSEED is set, secret, and the same everywhere"
         ] = False,
+        only_listed_adapters: Annotated[
+            bool, "no request uses a LoRA adapter that lora_digests does not list; else nothing is stored"
+        ] = False,
         locality: Annotated[Literal["LOCAL", "REMOTE"] | None, "where the store is, for vLLM's tier filters and events"] = None,
     ) -> None:
         self.may_store = may_store
@@ -49,6 +52,7 @@ class AdapterOptions:
         self.tenant_salt = tenant_salt
         self.tenant_salt_env = tenant_salt_env
         self.trusted_hash_seed = trusted_hash_seed
+        self.only_listed_adapters = only_listed_adapters
         self.locality = locality
         self.lora_digests: Mapping[str, str] = {}
         """Adapter name -> digest of its weights. A table, so checked by hand."""

@@ -109,8 +109,8 @@ class KVStoreTier(SecondaryTierManager):
         self._tier: Tier | None = None
         if decision.lora_off:
             logger.warning(
-                "%s: LoRA is enabled and lora_digests is not given, so nothing is stored or loaded: "
-                "the tier cannot tell requests with an adapter from others",
+                "%s: LoRA is enabled, so nothing is stored or loaded: the tier cannot tell which requests use an adapter. "
+                "Give lora_digests for all of them, and only_listed_adapters: true",
                 where,
             )
             return
@@ -145,13 +145,6 @@ class KVStoreTier(SecondaryTierManager):
                 where,
                 "; ".join(decision.private),
                 _NOBODY_READS % f"v1/{decision.identity.namespace}" if self._outlives_us and options.adapter.may_store else "",
-            )
-        if decision.identity.lora:
-            logger.warning(
-                "%s: lora_digests is taken as complete (%s): chunks of any other adapter are stored and served under its name alone, also "
-                "after its weights have changed; list every adapter that requests may use",
-                where,
-                ", ".join(name for name, _ in decision.identity.lora),
             )
         logger.info("%s: namespace %s, %r", where, decision.identity.namespace, options.settings)
 

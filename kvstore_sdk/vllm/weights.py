@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 __all__ = ["digest_files", "model_fingerprint"]
 
+logger = logging.getLogger(__name__)
+
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_PAGE = 4096
-_MAX_HEADER_BYTES = 256 << 20
-_WHOLE_BYTES = 512 << 20
-"""Weights of up to this many bytes are read whole: half a second, once for each start."""
-_STEP = 1 << 20
-_SAMPLES = 256
-"""Pages of a file whose tensors cannot be told apart: a fine-tuned file of 5 GB differs from its base in nearly every one of them."""
-
-
+_STEP = 4 << 20
+_WORTH_SAYING_BYTES = 8 << 30
 _FROM_FILES = ("auto", "hf", "safetensors", "pt", "npcache", "mistral", "fastsafetensors", "instanttensor", "gguf")
 """Load formats whose weights are the files of the model's folder or repository. Any other may take them from anywhere."""
 
@@ -54,64 +52,36 @@ def model_fingerprint(model_config: Any, load_config: Any) -> str:
 def digest_files(model: Path) -> str:
     """Digest the weight files of a folder, or one weight file; nothing when there are none.
 
-    The configuration and, of each weight file, name and size. Then all bytes of it, when the files have no more than `_WHOLE_BYTES`
-    together; else the header and two pages of each tensor, the first and the middle one. A model of hundreds of gigabytes takes well under
-    a second from the page cache, and two of them that differ in nothing but some rows of a tensor may look alike.
+    The configuration, and of each weight file name, size and every byte: a fine-tune may change one row of one tensor. It reads what the
+    engine has just loaded, some seconds for ten gigabytes; `weights_version` spares it.
     """
     files = [model] if model.is_file() else sorted(path for path in model.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if not files:
         return ""
+    size = sum(path.stat().st_size for path in files)
+    if size > _WORTH_SAYING_BYTES:
+        logger.info("kvstore tier: reading %.0f GB of weights to tell them from others; weights_version spares it", size / 1e9)
     digest = hashlib.sha256()
     for extra in ("config.json", "quantize_config.json"):
         path = model / extra
         if model.is_dir() and path.is_file():
             digest.update(_framed(extra.encode(), path.read_bytes()))
-    whole = sum(path.stat().st_size for path in files) <= _WHOLE_BYTES
     for path in files:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(_framed(path.name.encode(), str(size).encode()))
-            for offset, length in _pieces(size) if whole else _samples(file.fileno(), size):
-                digest.update(_framed(str(offset).encode(), os.pread(file.fileno(), length, offset)))
+        digest.update(_framed(path.name.encode(), *_content(path)))
     return f"files:{digest.hexdigest()}"
 
 
-def _pieces(size: int) -> list[tuple[int, int]]:
-    """All of a file."""
-    return [(offset, min(_STEP, size - offset)) for offset in range(0, size, _STEP)]
+def _content(path: Path) -> tuple[bytes, bytes]:
+    """Size and checksum of a file."""
+    checksum, size = xxhash.xxh3_128(), 0
+    step = memoryview(bytearray(_STEP))
+    with path.open("rb", buffering=0) as file:
+        while number := file.readinto(step):
+            checksum.update(step[:number])
+            size += number
+    return str(size).encode(), checksum.digest()
 
 
 def _framed(*parts: bytes) -> bytes:
     """Parts with their lengths, so that no two sequences of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-def _samples(fd: int, size: int) -> list[tuple[int, int]]:
-    """Which parts of a file are read: the header and two pages of each tensor, or pages at equal distances."""
-    tensors = _safetensors(fd, size)
-    if tensors is not None:
-        header, spans = tensors
-        parts = [(0, header)]
-        for start, end in spans:
-            parts.append((start, min(_PAGE, end - start)))
-            middle = start + (end - start) // 2
-            parts.append((middle, min(_PAGE, end - middle)))
-        return parts
-    step = max(_PAGE, size // _SAMPLES)
-    return [(offset, min(_PAGE, size - offset)) for offset in range(0, size, step)] + [(max(0, size - _PAGE), min(_PAGE, size))]
-
-
-def _safetensors(fd: int, size: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """(length of the header with its length field, (start, end) of each tensor in the file), or None for another format."""
-    length = int.from_bytes(os.pread(fd, 8, 0), "little")
-    if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-        return None
-    try:
-        table = json.loads(os.pread(fd, length, 8))
-        offsets = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
-        spans = [(8 + length + int(start), 8 + length + int(end)) for start, end in offsets]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if any(not 8 + length <= start <= end <= size for start, end in spans):
-        return None
-    return 8 + length, sorted(spans)
