@@ -49,12 +49,14 @@ __all__ = [
     "job_rows",
     "key_position",
     "locality",
+    "manager_of",
     "medium",
     "metric_classes",
     "new_stats",
     "offloading_event",
     "open_region",
     "platform_variant",
+    "region_of_scheduler",
     "region_of_worker",
     "region_path",
     "region_tensor",
@@ -398,6 +400,16 @@ def region_of_worker(worker: Any) -> Any:
     if region is None:
         raise ConfigError(_WHERE, "vllm", f"{type(worker).__name__} of vLLM {vllm.__version__} maps no shared region")
     return region
+
+
+def manager_of(spec: Any) -> Any:
+    """The manager that a tiering spec has built, or None."""
+    return spec._manager
+
+
+def region_of_scheduler(spec: Any) -> Any:
+    """The region that a tiering spec mapped for its manager."""
+    return spec._scheduler_mmap
 
 
 def detach_region(region: Any) -> None:

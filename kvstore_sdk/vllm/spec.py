@@ -119,14 +119,15 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
 
     def get_manager(self) -> Any:
         """vLLM's `TieringOffloadingManager`. When it returns, every process of the engine has mapped the region, and it has no name."""
-        if self._manager is None:
+        manager = compat.manager_of(self)
+        if manager is None:
             try:
-                super().get_manager()
+                manager = super().get_manager()
                 self.kvstore_geometry()
-                compat.detach_region(self._scheduler_mmap)
+                compat.detach_region(compat.region_of_scheduler(self))
             finally:
                 self._unlink()
-        return self._manager
+        return manager
 
     def kvstore_geometry(self) -> list[geometry.RankGeometry]:
         """The record of every rank, read once.
