@@ -123,9 +123,37 @@ def gemma(path: Path) -> TinyModel:
     return TinyModel(_save(path, lambda: Gemma3ForCausalLM(config)), block_tokens=32, blocks=160, groups=4)
 
 
+def qwen(path: Path) -> TinyModel:
+    """3 layers with a state (gated delta net) and 1 with full attention; vLLM makes blocks of 128 tokens for it."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=4096,
+        initializer_range=0.1,
+    )
+    options = {"block_size": None, "max_model_len": 2048, "enable_prefix_caching": True}
+    return TinyModel(_save(path, lambda: Qwen3NextForCausalLM(config)), block_tokens=128, blocks=40, groups=4, engine=options)
+
+
 _MODELS: dict[str, Callable[[Path], TinyModel]] = {
     "llama": llama,
     "llama-other-weights": lambda path: llama(path, seed=7),
     "deepseek": deepseek,
     "gemma": gemma,
+    "qwen": qwen,
 }
