@@ -7,6 +7,7 @@ engines print to standard output.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -15,12 +16,13 @@ from typing import Any
 
 from kvstore_sdk.tier import COUNTERS
 
-__all__ = ["BLOCK_TOKENS", "VOCABULARY", "Answer", "Answers", "Request", "build_model"]
+__all__ = ["BLOCK_TOKENS", "LOG_MARK", "VOCABULARY", "Answer", "Answers", "Request", "build_model"]
 
 BLOCK_TOKENS = 32
 VOCABULARY = 2048
 ANSWER_TOKENS = 8
 LABELS = frozenset(label for spec in COUNTERS.values() for label in spec.labels)
+LOG_MARK = "kvstore_sdk: "
 STORE_TIMEOUT_S = 60.0
 """The tier's own time-out of a store is half of this."""
 
@@ -164,6 +166,10 @@ def _counted(engine: Any) -> list[list[Any]]:
 
 
 def main() -> int:
+    # Marked, so that the demo finds the SDK's warnings among all that an engine and its libraries print.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{LOG_MARK}%(message)s"))
+    logging.getLogger("kvstore_sdk").addHandler(handler)
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     Path(request.answers).write_text(json.dumps(asdict(answer(request))))
     return 0

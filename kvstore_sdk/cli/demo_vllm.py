@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore_sdk.backend import BackendError
-from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, VOCABULARY, Answer, Answers, Request
+from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, LOG_MARK, VOCABULARY, Answer, Answers, Request
 from kvstore_sdk.cli.demo_synthetic import why
 from kvstore_sdk.cli.store import Store
 from kvstore_sdk.cli.table import columns
@@ -87,7 +87,7 @@ def run(store: Store, number: int) -> int:
             print(f"{VERDICTS[holds]:11}  {text}")
         keep_logs = any(holds is False for holds, _ in checks)
         if keep_logs:
-            print(f"\n{why('engine B', reuse.counted, engines.log_of('engine B answers from the store'))}")
+            print(f"\n{why('engine B', reuse.counted, engines.warnings_of('engine B answers from the store'))}")
         return 1 if keep_logs else 0
     finally:
         _clean_up(work, keep_logs)
@@ -115,9 +115,10 @@ class _Engines:
         self._number = 0
         self._logs: dict[str, Path] = {}
 
-    def log_of(self, what: str) -> str:
-        """What an engine wrote; its warnings and errors, unless the caller's environment wants more."""
-        return self._logs[what].read_text(errors="replace")
+    def warnings_of(self, what: str) -> str:
+        """What the SDK's part of an engine logged."""
+        lines = self._logs[what].read_text(errors="replace").splitlines()
+        return "\n".join(line.removeprefix(LOG_MARK) for line in lines if line.startswith(LOG_MARK))
 
     def run(self, what: str, tiers: Sequence[Mapping[str, Any]] = (), wait_for_stores: int = 0) -> Answers:
         self._number += 1

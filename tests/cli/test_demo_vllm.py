@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvstore_sdk.cli import demo_vllm, main
-from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, Answer, Answers
+from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, LOG_MARK, Answer, Answers
 from kvstore_sdk.format import HEADER_BYTES
 
 PLAIN = "an engine without offloading answers"
@@ -31,7 +32,7 @@ class Engines:
         self.asked = asked
         self.work = work
 
-    def log_of(self, what: str) -> str:
+    def warnings_of(self, what: str) -> str:
         return f"a warning of {what}\n"
 
     def run(self, what: str, tiers: Sequence[dict[str, Any]] = (), wait_for_stores: int = 0) -> Answers:
@@ -134,6 +135,18 @@ def test_a_store_that_cannot_serve_is_refused_before_an_engine_starts(
     out, error = capsys.readouterr()
     assert out == ""
     assert error.startswith("kvstore: demo: store: its capabilities say shared=False")
+
+
+def test_warnings_of_the_sdk_are_found_in_an_engines_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine itself is stood in for by a process that logs, and prints what it is to answer."""
+    answers = json.dumps({"answers": [], "counted": [["loads", "failed", 3]]})
+    said = f"'{LOG_MARK}first'; echo Triton is old; echo '{LOG_MARK}second'"
+    (tmp_path / "engine").write_text(f"#!/bin/sh\necho {said}\necho '{answers}' > {tmp_path}/1.answers\n")
+    (tmp_path / "engine").chmod(0o755)
+    monkeypatch.setattr(demo_vllm.sys, "executable", str(tmp_path / "engine"))
+    engines = demo_vllm._Engines(tmp_path, [])
+    assert engines.run("engine").counted == [["loads", "failed", 3]]
+    assert engines.warnings_of("engine") == "first\nsecond"
 
 
 def test_an_engine_that_fails_shows_the_end_of_its_log(
