@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS
 from kvstore_sdk.vllm.options import parse_tier_options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,11 +50,14 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("acme")
     source, site = folder / "acme-kvstore", folder / "site"
     text = (ROOT / "docs" / "write-a-backend.md").read_text()
+    text, _, end = text.partition("## Break it on purpose")
     files = re.findall(r"^`([\w/]+\.\w+)`:?[^`]*?\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    [faulty] = re.findall(r"^```python\n(.*?)^```$", end, re.DOTALL | re.MULTILINE)
     assert [name for name, _ in files] == ["pyproject.toml", "acme_kvstore/__init__.py", "acme_kvstore/backend.py", "tests/test_acme.py"]
     for name, content in files:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(content)
+    (folder / "faulty_acme.py").write_text(faulty)
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
     run(*pip, "--target", site, source, cwd=folder, path=site)
     return source, site
@@ -71,6 +75,26 @@ def test_the_vendors_package_carries_the_demo(acme: tuple[Path, Path], tmp_path:
     assert "58 of 58" in kvstore(*demo, f"acme://{tmp_path}/kv.db", cwd=tmp_path, path=site)
     printed = kvstore(*demo, "acme_kvstore:open_acme", "--location", f"{tmp_path}/kv.db", cwd=tmp_path, path=source)
     assert ": 0 new, 0 replaced, 58 there before" in printed
+
+
+def test_the_vendors_package_wants_an_absolute_path(acme: tuple[Path, Path], tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "kvstore_sdk.cli", "demo", "--no-vllm", "--store", "acme://kv.db")
+    environment = {**os.environ, "PYTHONPATH": str(acme[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "backend acme: location: 'kv.db' must be an absolute path" in done.stderr
+
+
+def test_the_demo_of_the_broken_backend_fails_and_counts_what_was_bad(acme: tuple[Path, Path], tmp_path: Path) -> None:
+    source, site = acme
+    command = (sys.executable, "-m", "kvstore_sdk.cli", "demo", "--no-vllm", "--prompts", "1")
+    store = ("--store", "faulty_acme:open_faulty", "--location", str(tmp_path / "faulty.db"))
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{source.parent}"}
+    done = subprocess.run((*command, *store), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert {"unstable_reads", "corrupt"} <= {line[0] for line in lines if line}
+    assert any("is corrupt (" in line for line in done.stdout.splitlines())
 
 
 def test_the_vendors_package_is_typed(acme: tuple[Path, Path]) -> None:
@@ -91,7 +115,7 @@ def test_the_engine_configurations_are_accepted(page: str) -> None:
             parse_tier_options("the entry", entry)
 
 
-def test_the_tables_of_options_are_those_of_the_code() -> None:
+def test_the_tables_of_options_and_metrics_are_those_of_the_code() -> None:
     spec = importlib.util.spec_from_file_location("option_tables", ROOT / "tools" / "option_tables.py")
     assert spec is not None
     assert spec.loader is not None
@@ -99,6 +123,7 @@ def test_the_tables_of_options_are_those_of_the_code() -> None:
     spec.loader.exec_module(tables)
     page = tables.PAGE.read_text()
     assert page.count("<!-- options: ") == 4
+    assert page.count("| `vllm:kvstore_") == len(COUNTERS) + len(GAUGES) + len(HISTOGRAMS)
     assert page == tables.rewritten(page), "run: make docs"
 
 

@@ -1,6 +1,7 @@
-"""Write the tables of options in docs/configuration.md from the code that declares them: `make docs`.
+"""Write the tables of options and metrics in docs/configuration.md from the code that declares them: `make docs`.
 
-A table stands between two comments, `<!-- options: NAME -->` and `<!-- end -->`. A test compares the file with what this would write.
+A table stands between two comments, `<!-- options: NAME -->` or `<!-- metrics: KIND -->`, and `<!-- end -->`. A test compares the file with
+what this would write.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from pathlib import Path
 from kvstore_sdk.backend import OptionInfo, backend_options
 from kvstore_sdk.backend.options import options_of
 from kvstore_sdk.cli.backends import describe
-from kvstore_sdk.tier import TierSettings
+from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, TierSettings
+from kvstore_sdk.vllm.metrics import PREFIX
 from kvstore_sdk.vllm.options import AdapterOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
-TABLE = re.compile(r"(<!-- options: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- (options|metrics): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def options(name: str) -> Mapping[str, OptionInfo]:
@@ -32,8 +34,17 @@ def table(name: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def metrics(kind: str) -> str:
+    """`counters`, `gauges` or `histograms`, by the names that vLLM gives them."""
+    specs = {"counters": COUNTERS, "gauges": GAUGES, "histograms": HISTOGRAMS}[kind]
+    rows = [f"| {kind.removesuffix('s')} | labels | meaning |", "|---|---|---|"]
+    for name, spec in specs.items():
+        rows.append(f"| `{PREFIX}{name}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.doc} |")
+    return "\n".join(rows) + "\n"
+
+
 def rewritten(page: str) -> str:
-    return TABLE.sub(lambda found: found[1] + table(found[2]) + found[3], page)
+    return TABLE.sub(lambda found: found[1] + {"options": table, "metrics": metrics}[found[2]](found[3]) + found[4], page)
 
 
 if __name__ == "__main__":
