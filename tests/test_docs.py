@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path, path: Path) -> str:
 
 
 def kvstore(*arguments: str, cwd: Path, path: Path) -> str:
-    return run(sys.executable, "-m", "kvstore_sdk.cli", *arguments, cwd=cwd, path=path)
+    return run(sys.executable, "-m", "kvstore_sdk", *arguments, cwd=cwd, path=path)
 
 
 def test_the_backend_of_the_readme_carries_the_demo(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_vendors_package_carries_the_demo(acme: tuple[Path, Path], tmp_path:
 
 
 def test_the_vendors_package_wants_an_absolute_path(acme: tuple[Path, Path], tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "kvstore_sdk.cli", "demo", "--no-vllm", "--store", "acme://kv.db")
+    command = (sys.executable, "-m", "kvstore_sdk", "demo", "--no-vllm", "--store", "acme://kv.db")
     environment = {**os.environ, "PYTHONPATH": str(acme[1])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
@@ -87,7 +87,7 @@ def test_the_vendors_package_wants_an_absolute_path(acme: tuple[Path, Path], tmp
 
 def test_the_demo_of_the_broken_backend_fails_and_counts_what_was_bad(acme: tuple[Path, Path], tmp_path: Path) -> None:
     source, site = acme
-    command = (sys.executable, "-m", "kvstore_sdk.cli", "demo", "--no-vllm", "--prompts", "1")
+    command = (sys.executable, "-m", "kvstore_sdk", "demo", "--no-vllm", "--prompts", "1")
     store = ("--store", "faulty_acme:open_faulty", "--location", str(tmp_path / "faulty.db"))
     environment = {**os.environ, "PYTHONPATH": f"{site}:{source.parent}"}
     done = subprocess.run((*command, *store), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)

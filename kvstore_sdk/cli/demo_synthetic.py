@@ -144,7 +144,7 @@ def why(engine: str, counted: Sequence[Sequence[object]], said: str) -> str:
 
 def _start_reader(store: Store, number: int) -> tuple[list[Reading], list[list[object]], str]:
     """Run the second engine. Returns its readings, what it counted, and its log."""
-    command = [sys.executable, "-m", "kvstore_sdk.cli", "demo", "--as-reader", "--prompts", str(number)]
+    command = [sys.executable, "-m", "kvstore_sdk", "demo", "--as-reader", "--prompts", str(number)]
     # The store's URL may hold what every user of this machine would read in a command line.
     told = json.dumps(dataclasses.asdict(store))
     try:

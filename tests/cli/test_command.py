@@ -19,6 +19,11 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == f"kvstore-sdk {version('kvstore-sdk')}\n"
 
 
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "kvstore_sdk", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"kvstore-sdk {version('kvstore-sdk')}\n")
+
+
 def test_a_missing_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([])
