@@ -209,9 +209,12 @@ class Calls:
                 return
             self._logged[key] = (now, 0)
         more = f" ({held_back} more like it since)" if held_back else ""
+        text = text_of(error)
+        # Most errors name their record themselves. It is of the SDK's own making, so never long.
+        of = "" if name and name in text else f" of {name or 'its tickets'}"
         logger.warning(
-            "%s: %s of %s failed after %.1f ms: %s: %s; advice: %s%s",
-            self._label, operation, name[:64] or "its tickets", elapsed_s * 1000, kind, text_of(error), _ADVICE[kind], more,
+            "%s: %s%s failed after %.1f ms: %s: %s; advice: %s%s",
+            self._label, operation, of, elapsed_s * 1000, kind, text, _ADVICE[kind], more,
         )  # fmt: skip
 
 

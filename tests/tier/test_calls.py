@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -405,11 +406,20 @@ def test_each_kind_of_failure_is_logged_once_with_what_is_needed(
         caller.ask(operation)
     [record] = caplog.records
     said = record.getMessage()
-    assert said.startswith(f"label: {operation} of v1/a failed after ")
+    assert re.match(rf"label: {operation}( of v1/a)? failed after ", said)
+    assert said.count("v1/a") == 1
     assert " ms: " in said
     assert text in said
     assert "; advice: " in said
     assert caller.metrics.total("call_failures", operation) == 60
+
+
+def test_a_records_name_is_told_whole(region: Region, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"v1/{'0' * 32}/ff/{'f' * 128}-g12"
+    monkeypatch.setitem(globals(), "NAMES", [name, "v1/b", "v1/c"])
+    Caller(region, lambda _: [Failure(UnavailableError("down"))] * 3).ask("exists")
+    [record] = caplog.records
+    assert f"label: exists of {name} failed after " in record.getMessage()
 
 
 def test_exceptions_of_different_types_are_different_kinds(region: Region, caplog: pytest.LogCaptureFixture) -> None:
