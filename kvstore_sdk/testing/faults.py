@@ -93,6 +93,9 @@ class Fault:
     probability: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.action, Action):
+            wrong = f"the class {self.action.__name__}" if isinstance(self.action, type) else f"a {type(self.action).__name__}"
+            raise ValueError(f"Fault: action: {wrong} is no action; write an instance, Hang() for example")
         if self.op != "*" and self.op not in OPS:
             raise ValueError(f"Fault: op: {self.op!r} is no operation; choose from * {' '.join(sorted(OPS))}")
         if self.op != "*" and self.op not in self.action.ops:

@@ -521,3 +521,9 @@ def test_calls_of_many_threads_are_all_logged(faulty: Open, bench: Any) -> None:
     assert sum(call.result() for call in calls) == 50
     assert len(backend.log) == 100
     assert backend.fired(rule) == 50
+
+
+@pytest.mark.parametrize(("action", "said"), [(Hang, "the class Hang"), (lambda call, proceed: None, "a function"), (None, "a NoneType")])
+def test_an_action_that_is_none_is_refused_with_what_to_write(action: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^Fault: action: {said} is no action; write an instance, Hang\(\) for example$"):
+        Fault("get", action)
