@@ -109,9 +109,9 @@ def run(store: Store, number: int) -> int:
     """Store, start the second engine, print what came back. Returns the exit code."""
     # A backend that cannot serve is said before anything else.
     store.open().close()
-    with _step(f"Engine A computes {number} prompts and stores them"):
+    with _step(f"Engine A computes {number} prompt{'s' if number > 1 else ''} and stores what comes of it"):
         stored_ms, stores = _store(store, number)
-    with _step("Engine B, another process, finds and loads them"):
+    with _step("Engine B, another process, finds and loads it"):
         readings, counted, said = _start_reader(store, number)
     rows: list[Sequence[object]] = [("prompt", "tokens", "chunks", "bytes", "store ms", "found", "look-up ms", "load ms", "right")]
     whole = True

@@ -77,6 +77,6 @@ class Store:
             if not isinstance(backend, SupportsUsage):
                 return f"The records are in {self}."
             usage = backend.usage(Deadline.after(10))
-            return f"{self} holds {usage.records} records, {human_bytes(usage.used_bytes)}."
+            return f"{self} now holds {usage.records} records in all, manifests among them, {human_bytes(usage.used_bytes)}."
         finally:
             backend.close()
