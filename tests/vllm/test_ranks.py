@@ -11,6 +11,8 @@ from vllm_engines import PROMPT_TOKENS, EngineProcess, fs_entry, reusable
 from vllm_models import ModelShop, TinyModel, prompts
 from vllm_records import header_of, is_good, payload_of, record_paths, replace_payload
 
+from kvstore_sdk.vllm.geometry import is_abandoned
+
 
 @pytest.fixture
 def processes() -> Iterator[list[EngineProcess]]:
@@ -18,6 +20,10 @@ def processes() -> Iterator[list[EngineProcess]]:
     yield running
     for engine in running:
         engine.stop()
+    # vLLM's ranks talk through memory that they leave behind.
+    for path in Path("/dev/shm").glob("vllm_dist_*"):
+        if is_abandoned(str(path)):
+            path.unlink()
 
 
 def begin(running: list[EngineProcess], model: TinyModel, folder: Path) -> EngineProcess:
