@@ -24,7 +24,7 @@ from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.facts import spare_pages
 from kvstore_sdk.vllm.marks import RowMarks, marks_path
 from kvstore_sdk.vllm.memory import RowMemory
-from kvstore_sdk.vllm.worker import HostCopies, ScrubbedWorker, SlotLayout
+from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout
 
 PER_CHUNK, ROWS, PAGE = 4, 8, 64
 
@@ -80,6 +80,20 @@ def test_a_row_is_marked_when_a_reader_could_need_what_it_lacks(
 def test_the_next_chunk_in_a_row_is_judged_for_itself(store: Callable[..., list[int]]) -> None:
     assert store([(1, 3), (0, 0)], [4]) == [4]
     assert store([(4, 0), (0, 0)], [4]) == []
+
+
+def test_vllms_own_handler_of_an_older_version_has_its_rows_marked(marks: tuple[RowMarks, RowMarks]) -> None:
+    """vLLM 0.24 on a GPU: the copy is still to come when the row is marked, and no byte of it could say so."""
+    mine, theirs = marks
+    region = SimpleNamespace(_row_stride=4096, _base=torch.zeros(ROWS * 4096, dtype=torch.int8))
+    tensor = SimpleNamespace(tensor=torch.zeros((9, PAGE), dtype=torch.int8), page_size_bytes=PAGE)
+    caches = SimpleNamespace(tensors=[tensor], group_data_refs=[[SimpleNamespace(tensor_idx=0, page_size_bytes=PAGE)]])
+    seen: list[list[bool]] = []
+    inner = SimpleNamespace(transfer_async=lambda job_id, spec: not seen.append(theirs.marked(range(ROWS)).tolist()))  # type: ignore[func-returns-value]
+    handler = ScrubbedHandler(inner, SlotLayout(caches, PER_CHUNK, 0, [2]), region, mine)
+    device = SimpleNamespace(block_ids=np.arange(1), group_sizes=[1], block_indices=[3])
+    assert handler.transfer_async(1, (device, SimpleNamespace(block_ids=np.array([6]))))
+    assert [np.flatnonzero(found).tolist() for found in seen] == [[6]]
 
 
 def test_what_the_tier_loads_into_a_row_is_complete(marks: tuple[RowMarks, RowMarks]) -> None:
