@@ -246,7 +246,8 @@ def test_a_chunk_stored_late_is_not_served_to_another_engine(models: ModelShop, 
     prepare, seen = first.manager.prepare_store, []
 
     def full_at_first(keys: Any, context: Any) -> Any:
-        if not seen or (context.req_id == seen[0] and len(seen) < 31):
+        # The long request, whichever comes first: look-ups that are still open put requests off.
+        if context.req_id.split("-")[0] == "0" and len(seen) < 31:
             seen.append(context.req_id)
             return None
         return prepare(keys, context)
