@@ -30,7 +30,7 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "loads": MetricSpec("Chunks asked to be loaded, by result (loaded, missing, corrupt, failed, timeout, refused).", ("result",)),
     "load_bytes": MetricSpec("Payload bytes loaded and verified."),
     "stores": MetricSpec(
-        "Chunks asked to be stored, by result (stored, replaced, exists, skipped, shed, failed, timeout, refused).", ("result",)
+        "Chunks asked to be stored, by result (stored, replaced, exists, skipped, shed, failed, timeout, refused, incomplete).", ("result",)
     ),
     "store_bytes": MetricSpec("Payload bytes stored."),
     "corrupt": MetricSpec("Records that failed verification twice, by flaw (header, key, namespace, layout, length, payload).", ("flaw",)),
