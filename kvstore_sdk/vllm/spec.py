@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,6 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         self._kvstore_handlers: list[tuple[type[Any], type[Any], Any]] | None = None
         self._kvstore_geometry: list[geometry.RankGeometry] | None = None
         self._kvstore_marks: list[RowMarks] = []
-        self._kvstore_record_fd: int | None = None
 
     # The workers' side.
 
@@ -112,8 +112,8 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         """Write the geometry record. From here on the scheduler's side unlinks the region."""
         geometry.sweep(_SHM, keep=region.mmap_path)
         compat.detach_region(region)
-        # Kept open until the process ends: an open record is not abandoned.
-        self._kvstore_record_fd = geometry.write_record(region.mmap_path, collect(self, layout, region))
+        # Open for as long as this object lives: an open record is not abandoned.
+        weakref.finalize(self, os.close, geometry.write_record(region.mmap_path, collect(self, layout, region)))
 
     # The scheduler's side.
 
