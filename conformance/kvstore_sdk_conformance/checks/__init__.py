@@ -1,0 +1,1 @@
+"""The checks: each function proves one requirement, which its decorator names."""

@@ -1,0 +1,185 @@
+"""A process that has a location open and does what it is told, a line at a time: the other half of `children`."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode
+from kvstore_sdk_conformance.data import Record, which
+from kvstore_sdk_conformance.failure import ConformanceFailure, show
+from kvstore_sdk_conformance.target import Place
+from kvstore_sdk_conformance.view import View
+
+__all__ = ["main"]
+
+FORKED_S = 20.0
+"""What a forked child has for three calls with deadlines of 2 s each."""
+
+
+def main() -> None:
+    """Read the place, open it, and carry commands out until one says `exit`, or the input ends."""
+    # Whatever a backend prints must not look like an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    place = Place.from_json(json.loads(sys.stdin.buffer.readline()))
+    try:
+        programs = Programs(place, answers)
+    except KVStoreError as error:
+        _send(answers, {"error": str(error)})
+        return
+    _send(answers, {})
+    for line in sys.stdin.buffer:
+        command = json.loads(line)
+        do = command.pop("do")
+        if do == "exit":
+            break
+        try:
+            _send(answers, {"answer": getattr(programs, do)(**command)})
+        except ConformanceFailure as failure:
+            found = {"expected": failure.expected, "seen": failure.seen, "note": failure.note, "breaks": failure.breaks}
+            _send(answers, {"failure": found})
+    programs.view.close()
+
+
+class Programs:
+    """What the process can be told to do; arguments and answers are JSON."""
+
+    def __init__(self, place: Place, answers: BinaryIO) -> None:
+        self._place = place
+        self._answers = answers
+        self.view = View("child", place.open(), lambda _: None)
+
+    def put(self, names: Sequence[str], size: int, tag: int, mode: str) -> list[str]:
+        """`Record(size, tag + number)` under each name, in batches."""
+        statuses: list[str] = []
+        for batch in self.view.batches([(name, Record(size, tag + number)) for number, name in enumerate(names)]):
+            statuses += [result.status.name for result in self.view.put_all(batch, Mode(mode))]
+        return statuses
+
+    def stream(self, names: Sequence[str], size: int, tag: int, mode: str, batch: int) -> int:
+        """Like `put`, in calls of `batch`; before each call a line `{"putting": [numbers]}`, after it `{"put": [[number, status]]}`."""
+        numbered = list(enumerate(names))
+        for start in range(0, len(numbered), batch):
+            some = numbered[start : start + batch]
+            _send(self._answers, {"putting": [number for number, _ in some]})
+            results = self.view.put_all([(name, Record(size, tag + number)) for number, name in some], Mode(mode))
+            answered = [[number, result.status.name] for (number, _), result in zip(some, results, strict=True)]
+            _send(self._answers, {"put": answered})
+        return len(numbered)
+
+    def get(self, names: Sequence[str], size: int, tags: Sequence[int]) -> list[tuple[str, int | None]]:
+        found: list[tuple[str, int | None]] = []
+        for batch in self.view.batches([(name, size) for name in names]):
+            found += [(got.result.status.name, which(got.bytes, tags)) for got in self.view.get_all(batch)]
+        return found
+
+    def exists(self, names: Sequence[str]) -> list[bool | str]:
+        answers = [answer for batch in self.view.batches(names) for answer in self.view.exists(*batch)]
+        return [show(answer) if isinstance(answer, Failure) else answer for answer in answers]
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        answers = [answer for batch in self.view.batches(names) for answer in self.view.delete(*batch)]
+        return [answer.name if isinstance(answer, DeleteStatus) else show(answer) for answer in answers]
+
+    def close(self) -> None:
+        self.view.close()
+
+    def reopen(self) -> None:
+        """A new view in the place of the old one."""
+        self.view = View("child", self._place.open(), lambda _: None)
+
+    def fork(self, missing: str, there: str, size: int, tag: int, new: str) -> dict[str, Any]:
+        """Fork, and let the child use the view: `exists(there)`, `get(there)`, `put(new)`.
+
+        Returns:
+            `ended`: whether it ended in time; `answers`: what each call answered, or raised, as text, as far as it came.
+        """
+
+        def use(view: View, tell: Callable[[str, str], None]) -> None:
+            def one(name: str, call: Callable[[], object]) -> None:
+                try:
+                    tell(name, str(call()))
+                except ConformanceFailure as failure:
+                    tell(name, f"{'hung' if failure.breaks == 'KV-LIVE-03' else 'raised'}: {failure.seen}")
+
+            one("exists", lambda: show(view.exists(there, timeout_s=2.0)[0]))
+            one("missing", lambda: show(view.exists(missing, timeout_s=2.0)[0]))
+
+            def read() -> str:
+                got = view.get(there, size, timeout_s=2.0)
+                return f"{got.result.status.name} {which(got.bytes, [tag])}"
+
+            one("get", read)
+            one("put", lambda: view.put(new, Record(size, tag), timeout_s=2.0).status.name)
+
+        return self._forked(use)
+
+    def fork_and_close(self) -> dict[str, Any]:
+        """Fork, and let the child close the view it inherited, and end."""
+
+        def use(view: View, tell: Callable[[str, str], None]) -> None:
+            try:
+                view.close()
+                tell("close", "returned")
+            except ConformanceFailure as failure:
+                tell("close", failure.seen)
+
+        return self._forked(use)
+
+    def churn(self, times: int) -> dict[str, list[int]]:
+        """Open and close the location so many times beside the view. Returns threads and descriptors after each time."""
+        threads, descriptors = [], []
+        for _ in range(times):
+            backend = self._place.open()
+            view = View("churn", backend, lambda _: None)
+            view.exists("v1/nothing")
+            view.close()
+            time.sleep(0.01)
+            threads.append(threading.active_count())
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+        return {"threads": threads, "descriptors": descriptors}
+
+    def _forked(self, use: Callable[[View, Callable[[str, str], None]], None]) -> dict[str, Any]:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+
+            def tell(name: str, answer: str) -> None:
+                os.write(writing, json.dumps([name, answer]).encode() + b"\n")
+
+            try:
+                use(View("forked", self.view.backend, lambda _: None), tell)
+            finally:
+                os._exit(0)
+        os.close(writing)
+        ended = _wait(pid, FORKED_S)
+        with os.fdopen(reading, "rb") as source:
+            lines = [json.loads(line) for line in source.read().splitlines() if line.endswith(b"]")]
+        return {"ended": ended, "answers": dict(lines)}
+
+
+def _wait(pid: int, limit_s: float) -> bool:
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return True
+        select.select([], [], [], 0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def _send(answers: BinaryIO, message: object) -> None:
+    answers.write(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Processes that have a location open, and can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvstore_sdk_conformance.failure import ConformanceFailure
+from kvstore_sdk_conformance.target import Place
+
+__all__ = ["Child"]
+
+START_S = 60.0
+ANSWER_S = 60.0
+_READ_BYTES = 1 << 16
+
+
+class Child:
+    """A process that runs `kvstore_sdk_conformance.child`, and answers one line for each line that it is sent.
+
+    What the backend prints goes to a file, the tail of which is part of what is said when the process ends unasked.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
+        paths = [*place.import_path, *sys.path]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        # By -c: with -m the folder that this process was started in would come first on the path.
+        command = [sys.executable, "-c", "from kvstore_sdk_conformance.child import main; main()"]
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        """Open the location.
+
+        Raises:
+            ConformanceFailure: it could not.
+        """
+        # By a pipe, not by the command line: options may be secret.
+        self.post(**self._place.to_json())
+        answer = self.receive(START_S)
+        if "error" in answer:
+            raise ConformanceFailure("another process to open the location", answer["error"], breaks="KV-SHARE-01")
+
+    def post(self, **command: Any) -> None:
+        """Send a command, and wait for nothing."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def receive(self, timeout_s: float = ANSWER_S) -> Any:
+        """The next line.
+
+        Raises:
+            ConformanceFailure: there is none in time, or the process ended.
+        """
+        assert self._process.stdout is not None
+        until_s = time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+            piece = os.read(self._process.stdout.fileno(), _READ_BYTES) if ready else None
+            if piece is None:
+                raise ConformanceFailure("an answer of another process", f"none within {timeout_s:g} s", breaks="KV-LIVE-03")
+            if not piece:
+                raise ConformanceFailure("another process to go on", f"its end: {self.log()[-2000:]}")
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def ask(self, do: str, timeout_s: float = ANSWER_S, **arguments: Any) -> Any:
+        """Send a command and return its answer.
+
+        Raises:
+            ConformanceFailure: the answer is that a requirement is broken, or there is none.
+        """
+        self.post(do=do, **arguments)
+        answer = self.receive(timeout_s)
+        if "failure" in answer:
+            raise ConformanceFailure(**answer["failure"])
+        return answer["answer"]
+
+    def put(self, names: Sequence[str], size: int, tag: int, mode: str = "create") -> list[str]:
+        """Put a record under each name: `Record(size, tag)`, `Record(size, tag + 1)` and so on. Returns the names of the statuses."""
+        answer: list[str] = self.ask("put", names=list(names), size=size, tag=tag, mode=mode)
+        return answer
+
+    def get(self, names: Sequence[str], size: int, tags: Sequence[int]) -> list[tuple[str, int | None]]:
+        """For each name the status, and which of the tags the record has; None: none of them."""
+        answer = self.ask("get", names=list(names), size=size, tags=list(tags))
+        return [(status, tag) for status, tag in answer]
+
+    def exists(self, names: Sequence[str]) -> list[bool | str]:
+        """For each name the answer, or the text of the failure."""
+        answer: list[bool | str] = self.ask("exists", names=list(names))
+        return answer
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        answer: list[str] = self.ask("delete", names=list(names))
+        return answer
+
+    def kill(self) -> None:
+        """`kill -9`. Idempotent."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.communicate()
+        if not self._log.closed:
+            self._log.close()
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """Let it close its backend and end."""
+        self.post(do="exit")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+
+    def log(self) -> str:
+        """What the process printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")

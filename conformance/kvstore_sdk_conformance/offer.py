@@ -1,0 +1,116 @@
+"""What a backend offers, and with it which requirements apply to it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from kvstore_sdk.backend import (
+    Backend,
+    Capabilities,
+    Deadline,
+    Durability,
+    KVStoreError,
+    SupportsDelete,
+    SupportsList,
+    SupportsRegions,
+    SupportsSettle,
+    SupportsUsage,
+    backend_options,
+)
+from kvstore_sdk_conformance.requirement import Level, Need, Profile, Requirement
+from kvstore_sdk_conformance.requirements import REQUIREMENTS
+from kvstore_sdk_conformance.target import FRESH, Target
+
+__all__ = ["DEFAULT_PROFILES", "Offer"]
+
+BOUNDED_BYTES = 256 << 20
+"""Largest capacity that the suite fills: seconds on any disk."""
+
+DEFAULT_PROFILES = frozenset(Profile) - {Profile.PERFORMANCE, Profile.VLLM}
+"""The others take minutes, or an engine, and are asked for by name."""
+
+_SURFACES: dict[Need, type] = {
+    Need.DELETE: SupportsDelete,
+    Need.LIST: SupportsList,
+    Need.USAGE: SupportsUsage,
+    Need.REGIONS: SupportsRegions,
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an open backend declares and implements.
+
+    Attributes:
+        name: Of the class of the backend, without secrets.
+        capabilities: As declared.
+        surfaces: Names of the optional protocols that it implements.
+        lacks: Needs that it does not meet.
+    """
+
+    name: str
+    capabilities: Capabilities
+    surfaces: tuple[str, ...]
+    lacks: frozenset[Need]
+
+    @classmethod
+    def of(cls, target: Target) -> Offer:
+        """Open the target at a fresh location and look.
+
+        Raises:
+            KVStoreError: it cannot be opened.
+        """
+        place = target.fresh()
+        try:
+            backend = place.open()
+            try:
+                lacks = _lacks(backend)
+                schema = backend_options(target.target.replace(FRESH, "x"))
+                if not any(option.secret for option in schema.values()):
+                    lacks |= {Need.SECRETS}
+                surfaces = (SupportsDelete, SupportsList, SupportsUsage, SupportsRegions, SupportsSettle)
+                offered = tuple(surface.__name__ for surface in surfaces if isinstance(backend, surface))
+                return cls(type(backend).__name__, backend.capabilities, offered, frozenset(lacks))
+            finally:
+                backend.close()
+        finally:
+            place.discard()
+
+    def missing(self, requirement: Requirement) -> Need | None:
+        """The first thing that the requirement is about and this backend does not offer."""
+        return next((need for need in requirement.needs if need in self.lacks), None)
+
+    def claims(self, profile: Profile) -> bool:
+        """Whether at least one MUST of the profile applies."""
+        return any(r.profile is profile and r.level is Level.MUST and self.missing(r) is None for r in REQUIREMENTS)
+
+
+def _lacks(backend: Backend) -> set[Need]:
+    declared = backend.capabilities
+    holds = {
+        Need.WRITABLE: not declared.read_only,
+        Need.READ_ONLY: declared.read_only,
+        Need.SEVERAL_PARTS: declared.max_parts > 1,
+        Need.SEVERAL_ITEMS: declared.max_batch > 1,
+        Need.SEVERAL_CALLS: declared.max_concurrency > 1,
+        Need.SHARED: declared.shared,
+        Need.READ_AFTER_WRITE: declared.read_after_write,
+        Need.PROCESS_CRASH: declared.durability is Durability.PROCESS_CRASH,
+        Need.IN_DOUBT: declared.in_doubt,
+        Need.BOUNDED: _is_bounded(backend),
+        Need.VLLM: importlib.util.find_spec("vllm") is not None,
+    }
+    holds |= {need: isinstance(backend, surface) for need, surface in _SURFACES.items()}
+    return {need for need, held in holds.items() if not held}
+
+
+def _is_bounded(backend: Backend) -> bool:
+    if not isinstance(backend, SupportsUsage):
+        return False
+    try:
+        capacity_bytes = backend.usage(Deadline.after(10.0)).capacity_bytes
+    except KVStoreError:
+        # The checks of usage will say so.
+        return False
+    return capacity_bytes is not None and capacity_bytes <= BOUNDED_BYTES

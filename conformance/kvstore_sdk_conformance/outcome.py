@@ -1,0 +1,164 @@
+"""What became of a requirement, and what follows for a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kvstore_sdk_conformance.requirement import Level, Profile, Requirement
+from kvstore_sdk_conformance.requirements import BY_ID
+
+__all__ = ["Result", "Status", "Verdict", "judge", "settle_blocked", "verdict"]
+
+
+class Status(Enum):
+    """Of one requirement.
+
+    Attributes:
+        PASS: Every check of it held.
+        FAIL: It is broken.
+        ADVISORY: It is broken, and is a SHOULD.
+        NOT_APPLICABLE: The backend does not offer what it is about.
+        DEVIATION: It is broken, and declared to be.
+        BLOCKED: It cannot be judged, because another one that it builds on is broken.
+        ERROR: The suite, or the place it was to test in, is at fault.
+        NOT_RUN: No check of it was run.
+    """
+
+    PASS = "pass"
+    FAIL = "fail"
+    ADVISORY = "advisory"
+    NOT_APPLICABLE = "not-applicable"
+    DEVIATION = "deviation"
+    BLOCKED = "blocked"
+    ERROR = "error"
+    NOT_RUN = "not-run"
+
+
+class Verdict(Enum):
+    """Of one profile. A run that leaves anything out is never CONFORMANT."""
+
+    CONFORMANT = "CONFORMANT"
+    PARTLY = "PARTLY CONFORMANT"
+    NOT = "NOT CONFORMANT"
+    INCOMPLETE = "INCOMPLETE"
+    NOT_CLAIMED = "NOT CLAIMED"
+
+
+@dataclass
+class Result:
+    """What is known of one requirement after a run.
+
+    Attributes:
+        requirement: Which.
+        status: What became of it.
+        expected: What the contract asks for, when it is broken.
+        seen: What there was instead.
+        note: Where and when.
+        reason: Why it was not judged, or why it deviates.
+        replay: Lines of Python that show it again.
+        traceback: Of the backend's own code.
+        check: Node id of the check that says so.
+        seconds: What its checks took.
+        figures: Measured, by name.
+        blockers: Broken requirements without which this one cannot be judged.
+    """
+
+    requirement: Requirement
+    status: Status = Status.NOT_RUN
+    expected: str = ""
+    seen: str = ""
+    note: str = ""
+    reason: str = ""
+    replay: Sequence[str] = ()
+    traceback: str = ""
+    check: str = ""
+    seconds: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    blockers: Sequence[str] = ()
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Result:
+        own = {name: found[name] for name in _OWN if name in found}
+        return cls(BY_ID[found["id"]], Status(found["status"]), **own)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that a reader of a report needs, the requirement's own text included."""
+        found = {name: getattr(self, name) for name in _OWN if getattr(self, name)}
+        return {
+            "id": self.requirement.id,
+            "level": self.requirement.level.value,
+            "profile": self.requirement.profile.value,
+            "sentence": self.requirement.sentence,
+            "status": self.status.value,
+            **found,
+        }
+
+
+_OWN = ("expected", "seen", "note", "reason", "blockers", "replay", "traceback", "check", "seconds", "figures")
+
+
+# The worst of several checks of one requirement counts.
+_ORDER = (
+    Status.NOT_RUN,
+    Status.NOT_APPLICABLE,
+    Status.PASS,
+    Status.ADVISORY,
+    Status.DEVIATION,
+    Status.BLOCKED,
+    Status.ERROR,
+    Status.FAIL,
+)
+
+
+def judge(found: Iterable[Result]) -> dict[str, Result]:
+    """One result for each requirement: the worst that was found for it."""
+    results = {id_: Result(requirement) for id_, requirement in BY_ID.items()}
+    for result in found:
+        id_ = result.requirement.id
+        before = results[id_]
+        worse = result if _ORDER.index(result.status) > _ORDER.index(before.status) else before
+        worse.seconds = before.seconds + result.seconds
+        worse.figures = before.figures | result.figures
+        results[id_] = worse
+    return results
+
+
+def settle_blocked(results: Mapping[str, Result]) -> None:
+    """Call blocked what failed, and builds, at any distance, on something that failed."""
+    broken = {id_ for id_, result in results.items() if result.status in (Status.FAIL, Status.DEVIATION)}
+    for result in results.values():
+        on = sorted(_all_below(result.requirement) & broken)
+        if on and result.status in (Status.FAIL, Status.ADVISORY, Status.ERROR):
+            result.status, result.reason, result.blockers = Status.BLOCKED, f"blocked by {', '.join(on)}", on
+
+
+def verdict(profile: Profile, results: Mapping[str, Result]) -> tuple[Verdict, str]:
+    """The verdict on a profile, and what there is to say about it."""
+    musts = [result for result in results.values() if result.requirement.profile is profile and result.requirement.level is Level.MUST]
+    # With --kvstore-strict a broken SHOULD is a failure like any other.
+    musts += [r for r in results.values() if r.requirement.profile is profile and r not in musts and r.status is Status.FAIL]
+    statuses = [result.status for result in musts]
+    if all(status is Status.NOT_APPLICABLE for status in statuses):
+        return Verdict.NOT_CLAIMED, ""
+    excused = [r for r in musts if r.status is Status.BLOCKED and all(results[on].status is Status.DEVIATION for on in r.blockers)]
+    if failed := statuses.count(Status.FAIL) + statuses.count(Status.BLOCKED) - len(excused):
+        return Verdict.NOT, f"{failed} of {len(statuses)} requirements are broken or blocked"
+    if unknown := statuses.count(Status.NOT_RUN) + statuses.count(Status.ERROR):
+        return Verdict.INCOMPLETE, f"{unknown} of {len(statuses)} requirements not checked"
+    if deviations := statuses.count(Status.DEVIATION) + len(excused):
+        return Verdict.PARTLY, f"{deviations} declared deviation{'s' if deviations > 1 else ''}"
+    return Verdict.CONFORMANT, ""
+
+
+def _all_below(requirement: Requirement) -> set[str]:
+    found: set[str] = set()
+    left = list(requirement.builds_on)
+    while left:
+        id_ = left.pop()
+        if id_ not in found:
+            found.add(id_)
+            left += BY_ID[id_].builds_on
+    return found

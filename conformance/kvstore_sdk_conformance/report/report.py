@@ -1,0 +1,117 @@
+"""The content of every report, and which file gets which form."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kvstore_sdk.backend import ConfigError
+from kvstore_sdk_conformance.outcome import Result, Verdict, verdict
+from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Profile
+from kvstore_sdk_conformance.run import Run
+
+__all__ = ["Report", "write"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run, without secrets.
+
+    Attributes:
+        suite_version: Of the SDK that the suite came with.
+        contract_version: Of the table of requirements.
+        backend: The target as it was given.
+        implementation: Name of the backend's class.
+        capabilities: As declared.
+        surfaces: Optional protocols that it implements.
+        seed: Reproduces the run.
+        largest_bytes: Largest record that was tried.
+        at: When, in UTC.
+        python: Version of the interpreter.
+        profiles: Those that were checked.
+        verdicts: For each of them, and what there is to say about it.
+        results: One for each requirement of the profiles.
+        stale: Declared deviations that did not happen.
+        strict: Whether a SHOULD counted like a MUST.
+    """
+
+    suite_version: str
+    contract_version: str
+    backend: str
+    implementation: str
+    capabilities: Mapping[str, Any]
+    surfaces: Sequence[str]
+    seed: int
+    largest_bytes: int
+    at: str
+    python: str
+    profiles: Sequence[Profile]
+    verdicts: Mapping[Profile, tuple[Verdict, str]]
+    results: Mapping[str, Result]
+    stale: Sequence[str]
+    strict: bool
+
+    @classmethod
+    def of(cls, run: Run, results: Mapping[str, Result], stale: Sequence[str], redact: Callable[[str], str]) -> Report:
+        """Of a run that has ended."""
+        profiles = [profile for profile in Profile if profile in run.profiles]
+        declared = run.offer.capabilities
+        capabilities = {
+            name: value.value if isinstance(value := getattr(declared, name), Enum) else value for name in declared.__dataclass_fields__
+        }
+        return cls(
+            suite_version=version("kvstore-sdk"),
+            contract_version=CONTRACT_VERSION,
+            backend=redact(run.target.target),
+            implementation=run.offer.name,
+            capabilities=capabilities,
+            surfaces=run.offer.surfaces,
+            seed=run.seed,
+            largest_bytes=min(run.largest_bytes, declared.max_record_bytes),
+            at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            python=platform.python_version(),
+            profiles=profiles,
+            verdicts={profile: verdict(profile, results) for profile in profiles},
+            results={id_: result for id_, result in results.items() if result.requirement.profile in run.profiles},
+            stale=stale,
+            strict=run.strict,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "kvstore-sdk conformance report",
+            "suite_version": self.suite_version,
+            "contract_version": self.contract_version,
+            "backend": self.backend,
+            "implementation": self.implementation,
+            "capabilities": dict(self.capabilities),
+            "surfaces": list(self.surfaces),
+            "seed": self.seed,
+            "largest_bytes": self.largest_bytes,
+            "at": self.at,
+            "python": self.python,
+            "strict": self.strict,
+            "verdicts": {profile.value: {"verdict": found.value, "note": note} for profile, (found, note) in self.verdicts.items()},
+            "requirements": [result.to_json() for result in self.results.values()],
+            "stale_deviations": list(self.stale),
+        }
+
+
+def write(report: Report, path: Path) -> None:
+    """Write the report in the form that the name of the file asks for: `.json`, `.md`.
+
+    Raises:
+        ConfigError: the name asks for none.
+        OSError: the file cannot be written.
+    """
+    forms: dict[str, Callable[[Report], str]] = {".json": lambda found: json.dumps(found.to_json(), indent=2) + "\n"}
+    if path.suffix not in forms:
+        raise ConfigError("conformance", "report", f"{path.name} must end in {' or '.join(forms)}")
+    path.write_text(forms[path.suffix](report), encoding="utf-8")

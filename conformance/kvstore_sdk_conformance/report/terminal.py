@@ -1,0 +1,89 @@
+"""What a run says on the terminal: who is tested, what is broken and how to see it again, and the verdicts."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from kvstore_sdk_conformance.outcome import Result, Status, Verdict
+from kvstore_sdk_conformance.report.report import Report
+from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Level, Profile
+from kvstore_sdk_conformance.run import Run
+
+__all__ = ["block", "header", "summary"]
+
+_WIDTH = 100
+
+
+def header(run: Run, redact: Callable[[str], str]) -> list[str]:
+    """For the head of the run."""
+    offered = ", ".join(run.offer.surfaces) or "no optional surface"
+    profiles = ", ".join(profile.value for profile in Profile if profile in run.profiles)
+    return [
+        f"kvstore-sdk conformance {version('kvstore-sdk')}, contract {CONTRACT_VERSION}, seed {run.seed}",
+        f"backend: {redact(run.target.target)} ({run.offer.name}; {offered})",
+        f"profiles: {profiles}",
+    ]
+
+
+def block(result: Result, run: Run, node: str, name: str) -> str:
+    """The failure of one requirement, in the vendor's words."""
+    requirement = result.requirement
+    lines = [f"{requirement.id} ({requirement.level.value}, {requirement.profile.value})", *_wrapped(requirement.sentence, "  ")]
+    if result.status is Status.ERROR:
+        lines += [
+            "",
+            "  The suite could not judge this, which says nothing about the backend:",
+            *_indented(result.traceback or result.seen, "    "),
+        ]
+        return "\n".join(lines)
+    lines += [*_wrapped(f"Why: {requirement.why}", "  "), ""]
+    lines += [f"  expected  {result.expected}", f"  seen      {result.seen}"]
+    if result.note:
+        lines += ["", *_indented(result.note, "  ")]
+    if result.traceback:
+        lines += ["", "  Raised by the backend:", *_indented(result.traceback, "    ")]
+    if result.replay:
+        lines += ["", "  Replay without pytest:", "    from kvstore_sdk_conformance.replay import Mode, Record, Store"]
+        lines += [f"    store = Store({run.target.target!r})", *(f"    {line}" for line in result.replay)]
+    command = f"pytest --pyargs kvstore_sdk_conformance --kvstore-backend {shlex.quote(run.target.target)} --kvstore-seed {run.seed}"
+    lines += ["", f"  Run it alone: {command} -k {shlex.quote(name.partition('[')[0])}"]
+    lines += [f"  Rule: docs/requirements.md#{requirement.anchor}"]
+    return "\n".join(lines)
+
+
+def summary(report: Report) -> Iterator[str]:
+    """The end of the run: counts, what is not good, and a verdict for each profile."""
+    for level in Level:
+        counts = Counter(result.status.value for result in report.results.values() if result.requirement.level is level)
+        yield f"{level.value:<6}  " + ", ".join(f"{counts[status.value]} {status.value}" for status in Status if counts[status.value])
+    for result in report.results.values():
+        if result.status in (Status.FAIL, Status.ADVISORY, Status.DEVIATION, Status.BLOCKED, Status.ERROR):
+            text = result.reason or f"expected {result.expected}; seen {result.seen}" if result.expected or result.reason else result.seen
+            yield f"  {result.requirement.id:<13} {result.status.value:<10} {_short(text)}"
+    for id_ in report.stale:
+        yield f"  {id_:<13} stale      declared as a deviation, but it holds; take it out of the file"
+    limit = report.capabilities["max_record_bytes"]
+    if report.largest_bytes < limit:
+        yield f"Records up to {report.largest_bytes} bytes were tried, {limit} are declared; --kvstore-largest sets this."
+    for profile, (found, note) in report.verdicts.items():
+        if found is not Verdict.NOT_CLAIMED:
+            yield f"{profile.value + ':':<13} {found.value}{f' ({note})' if note else ''}"
+    if unclaimed := [profile.value for profile, (found, _) in report.verdicts.items() if found is Verdict.NOT_CLAIMED]:
+        yield f"not claimed:  {', '.join(unclaimed)}"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _indented(text: str, indent: str) -> list[str]:
+    return [indent + line for line in text.splitlines()]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."

@@ -1,0 +1,274 @@
+"""What pytest is told while it runs the suite: which checks to run, what became of them, and how the run ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore_sdk.backend import ConfigError, KVStoreError
+from kvstore_sdk.backend.options import OptionInfo
+from kvstore_sdk.backend.options import parse_options as parse_values
+from kvstore_sdk_conformance import run as runs
+from kvstore_sdk_conformance.check import requirement_of
+from kvstore_sdk_conformance.finding import findings_of
+from kvstore_sdk_conformance.offer import Offer
+from kvstore_sdk_conformance.outcome import Result, Status, judge, settle_blocked
+from kvstore_sdk_conformance.redact import Redactor
+from kvstore_sdk_conformance.report import Report, write
+from kvstore_sdk_conformance.report.terminal import block, header, summary
+from kvstore_sdk_conformance.requirement import Requirement
+from kvstore_sdk_conformance.requirements import REQUIREMENTS
+from kvstore_sdk_conformance.target import Target
+
+__all__ = ["RUN", "Session"]
+
+RUN = pytest.StashKey[runs.Run]()
+"""Where checks find the run: `config.stash[RUN]`."""
+
+_REASON = pytest.StashKey[tuple[Status, str, tuple[str, ...]]]()
+_CHECKS = Path(__file__).parent / "checks"
+_PROPERTY = "kvstore"
+_WORDS = {
+    Status.PASS: ("passed", ".", "PASSED"),
+    Status.FAIL: ("failed", "F", "FAILED"),
+    Status.ADVISORY: ("advisory", "a", "ADVISORY"),
+    Status.NOT_APPLICABLE: ("not applicable", "n", "NOT APPLICABLE"),
+    Status.DEVIATION: ("deviation", "d", "DEVIATION"),
+    Status.BLOCKED: ("blocked", "b", "BLOCKED"),
+    Status.ERROR: ("error", "E", "ERROR"),
+}
+_ORDER = {requirement.id: number for number, requirement in enumerate(REQUIREMENTS)}
+
+
+class Session:
+    """A plugin for the time of one run. With xdist every worker has one, and so has the process that collects what they say."""
+
+    def __init__(self, config: pytest.Config, run: runs.Run) -> None:
+        self._config = config
+        self._run = run
+        self._redact = Redactor(run.target)
+        self._found: list[Result] = []
+        self._results: dict[str, Result] = {}
+        self._stale: list[str] = []
+        self._report: Report | None = None
+        self._is_worker = hasattr(config, "workerinput")
+
+    @classmethod
+    def begin(cls, config: pytest.Config) -> Session:
+        """Read the options, and open the backend once, to see what it offers.
+
+        Raises:
+            pytest.UsageError: an option is wrong, or the backend cannot be opened; one line says what and where.
+        """
+        option = config.getoption
+        # pytest itself does not look for modules where it was started.
+        for path in runs.import_path():
+            if path not in sys.path:
+                sys.path.insert(0, path)
+        try:
+            seed_text = getattr(config, "workerinput", {}).get("kvstore_seed", option("kvstore_seed"))
+            target = Target(
+                option("kvstore_backend"), runs.parse_options(option("kvstore_option")), option("kvstore_location"), runs.import_path()
+            )
+            run = runs.Run(
+                target=target,
+                offer=Offer.of(target),
+                profiles=runs.parse_profiles(option("kvstore_profile")),
+                seed=runs.parse_seed(str(seed_text)),
+                deviations=runs.read_deviations(option("kvstore_deviations")),
+                strict=option("kvstore_strict"),
+                largest_bytes=_bytes(option("kvstore_largest")),
+                examples=option("kvstore_examples"),
+            )
+        except KVStoreError as error:
+            message = " ".join(str(error).split())
+            raise pytest.UsageError(f"kvstore-sdk conformance: {message}") from None
+        config.stash[RUN] = run
+        return cls(config, run)
+
+    # Which checks.
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """Collect the checks also where `python_files` says that test files have other names."""
+        if not (file_path.parent == _CHECKS and file_path.match("test_*.py")):
+            return None
+        if any(file_path.match(pattern) for pattern in self._config.getini("python_files")):
+            return None
+        return _Checks.from_parent(parent, path=file_path)
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+        return _Checks.from_parent(parent, path=module_path) if module_path.parent == _CHECKS else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out other profiles, and put what others build on first."""
+        chosen: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
+        for item in items:
+            requirement = _requirement(item)
+            wanted = requirement is None or requirement.profile in self._run.profiles
+            (chosen if wanted else left_out).append(item)
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+        # Whoever shuffles tests does so on purpose: then failures are put in order afterwards.
+        if not any(config.pluginmanager.hasplugin(name) for name in ("randomly", "random_order")):
+            chosen.sort(key=lambda item: _ORDER[found.id] if (found := _requirement(item)) else -1)
+        items[:] = chosen
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """For xdist: all workers use one seed."""
+        node.workerinput["kvstore_seed"] = self._run.seed
+
+    # What became of them.
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Leave out what cannot be judged."""
+        requirement = _requirement(item)
+        if requirement is None:
+            return
+        if need := self._run.offer.missing(requirement):
+            item.stash[_REASON] = (Status.NOT_APPLICABLE, f"not applicable: {need.value}", ())
+        elif blocker := self._run.blocked_by(requirement):
+            item.stash[_REASON] = (Status.BLOCKED, f"blocked by {blocker}", (blocker,))
+        if _REASON in item.stash:
+            pytest.skip(item.stash[_REASON][1])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        requirement = _requirement(item)
+        if requirement is None or (call.when != "call" and report.passed):
+            return report
+        found = self._findings(item, call, requirement)
+        for result in found:
+            if result.status in (Status.FAIL, Status.DEVIATION):
+                self._run.broken.add(result.requirement.id)
+        own = found[0]
+        if any(result.requirement.id == "KV-LIVE-03" and result.status is Status.FAIL for result in found):
+            self._run.hangs += 1
+        self._show(report, item, own, found)
+        properties = [
+            (_PROPERTY, json.dumps([result.to_json() for result in found])),
+            ("kvstore_id", requirement.id),
+            ("kvstore_level", requirement.level.value),
+            ("kvstore_profile", requirement.profile.value),
+            ("kvstore_status", own.status.value),
+            *((f"kvstore_{name}", text) for name in ("expected", "seen", "reason") if (text := getattr(own, name))),
+        ]
+        # The first crosses to another process, and the second is what JUnit's file is made of.
+        report.user_properties += properties
+        item.user_properties += properties
+        return report
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        found = _own_findings(report)
+        if not found or (report.when != "call" and report.passed):
+            return None
+        return _WORDS[found[0].status]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A teardown report repeats what the call said; one that failed says something new.
+        if report.when != "teardown" or report.failed:
+            self._found += _own_findings(report)
+
+    # How it ends.
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Judge, write reports, and fail a run that pytest alone would let pass."""
+        if self._is_worker or session.exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
+            return
+        self._results = judge(self._found)
+        settle_blocked(self._results)
+        statuses = {result.status for result in self._results.values()}
+        ran = {id_ for id_, result in self._results.items() if result.status is not Status.NOT_RUN}
+        self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
+        self._report = Report.of(self._run, self._results, self._stale, self._redact)
+        for path in self._config.getoption("kvstore_report"):
+            write(self._report, Path(path))
+        nothing = bool(ran) and statuses <= {Status.NOT_APPLICABLE, Status.NOT_RUN}
+        if session.exitstatus == pytest.ExitCode.OK and (nothing or self._stale or statuses & {Status.FAIL, Status.ERROR}):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_report_header(self) -> list[str]:
+        return header(self._run, self._redact)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._report is None or not self._found:
+            return
+        terminalreporter.section("kvstore-sdk conformance")
+        for line in summary(self._report):
+            terminalreporter.write_line(line)
+
+    def _findings(self, item: pytest.Item, call: pytest.CallInfo[None], requirement: Requirement) -> list[Result]:
+        seconds = call.duration
+        if _REASON in item.stash:
+            status, reason, blockers = item.stash[_REASON]
+            return [Result(requirement, status, reason=reason, blockers=blockers, check=item.nodeid, seconds=seconds)]
+        store = getattr(item, "funcargs", {}).get("store")
+        found = findings_of(requirement, call.excinfo.value if call.excinfo else None, self._redact)
+        for result in found:
+            result.check = item.nodeid
+            result.replay = [self._redact(line) for line in getattr(store, "calls", ())] if result.status is Status.FAIL else ()
+            if result.status is Status.FAIL:
+                if result.requirement.id in self._run.deviations:
+                    result.status, result.reason = Status.DEVIATION, self._run.deviations[result.requirement.id]
+                elif not self._run.is_failure(result.requirement):
+                    result.status = Status.ADVISORY
+        found[0].seconds = seconds
+        found[0].figures = dict(getattr(store, "figures", {}))
+        return found
+
+    def _show(self, report: pytest.TestReport, item: pytest.Item, own: Result, found: Iterable[Result]) -> None:
+        path, line, _ = item.location
+        if own.status in (Status.FAIL, Status.ERROR):
+            report.outcome = "failed"
+            report.longrepr = block(own, self._run, item.nodeid, item.name)
+        elif own.status is Status.PASS:
+            report.outcome = "passed"
+        else:
+            report.outcome = "skipped"
+            text = own.reason or own.seen
+            if own.status in (Status.ADVISORY, Status.DEVIATION):
+                report.wasxfail = f"{own.requirement.id}: {text}"
+            # What was seen on the way breaks another requirement, whose block has to be shown as well.
+            others = [block(result, self._run, item.nodeid, item.name) for result in found if result is not own]
+            report.sections += [
+                (f"broken on the way: {result.requirement.id}", text) for result, text in zip(list(found)[1:], others, strict=True)
+            ]
+            report.longrepr = (path, line or 0, f"Skipped: {text}")
+
+
+class _Checks(pytest.Module):
+    """A module of checks. Which functions of it are checks does not depend on anybody's configuration of pytest."""
+
+    def funcnamefilter(self, name: str) -> bool:
+        return name.startswith("test_")
+
+    def classnamefilter(self, name: str) -> bool:
+        return False
+
+
+def _requirement(item: pytest.Item) -> Requirement | None:
+    return requirement_of(getattr(item, "function", None))
+
+
+def _own_findings(report: pytest.TestReport) -> list[Result]:
+    texts = [text for name, text in getattr(report, "user_properties", ()) if name == _PROPERTY]
+    return [Result.from_json(found) for found in json.loads(str(texts[-1]))] if texts else []
+
+
+def _bytes(text: str) -> int:
+    schema = {"largest_bytes": OptionInfo("largest_bytes", int, 1, runs.LARGEST, "")}
+    try:
+        return int(parse_values("conformance", schema, {"largest_bytes": text})["largest_bytes"])
+    except ConfigError as error:
+        raise ConfigError("conformance", "largest", error.problem) from None

@@ -1,0 +1,121 @@
+"""What a check works with: one location that nobody else uses, and everything that it opens there."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import string
+from collections import deque
+
+from kvstore_sdk.backend import Deadline, KVStoreError, SupportsDelete
+from kvstore_sdk_conformance.callers import Callers, HungError
+from kvstore_sdk_conformance.children import Child
+from kvstore_sdk_conformance.failure import ConformanceFailure
+from kvstore_sdk_conformance.target import Place, Target
+from kvstore_sdk_conformance.view import View
+
+__all__ = ["OPEN_S", "FixtureError", "Store"]
+
+OPEN_S = 60.0
+"""To open a store: 30 s for what it waits for, such as a server that restarts, and as much again for a busy machine."""
+_KEPT_CALLS = 24
+
+
+class FixtureError(Exception):
+    """The store could not be opened, so nothing can be said about the requirement."""
+
+
+class Store:
+    """A fresh location of the target.
+
+    Attributes:
+        random: Seeded by the run's seed and the check: the same in every run with that seed.
+        calls: The last calls, as lines of Python.
+        figures: What a check measured, by name.
+    """
+
+    def __init__(self, target: Target, seed: str) -> None:
+        self.random = random.Random(seed)
+        self.calls: deque[str] = deque(maxlen=_KEPT_CALLS)
+        self.place: Place = target.fresh()
+        self._views: list[View] = []
+        self._children: list[Child] = []
+        self._target = target
+        self._others: list[Store] = []
+        self.figures: dict[str, float] = {}
+
+    def open(self) -> View:
+        """Open the location, once more if it is open already.
+
+        Raises:
+            FixtureError: it could not be opened the first time.
+            ConformanceFailure: it could be opened once, and not again.
+        """
+        label = string.ascii_lowercase[len(self._views) % 26]
+        callers = Callers()
+        try:
+            backend = callers.run(self.place.open, OPEN_S)
+        except (KVStoreError, HungError) as error:
+            problem = str(error) or f"no answer within {OPEN_S:g} s"
+            if self._views:
+                raise ConformanceFailure("the location to open again", problem, breaks="KV-CORE-18") from error
+            raise FixtureError(f"the backend could not be opened: {problem}") from error
+        finally:
+            callers.stop()
+        self.calls.append(f"{label} = store.open()")
+        view = View(label, backend, self.calls.append)
+        self._views.append(view)
+        return view
+
+    def child(self) -> Child:
+        """A process of its own that has the location open.
+
+        Raises:
+            ConformanceFailure: it could not open it.
+        """
+        self.calls.append("# another process opens the location")
+        child = Child(self.place)
+        self._children.append(child)
+        child.start()
+        return child
+
+    def elsewhere(self) -> Store:
+        """Another fresh location of the same target."""
+        other = Store(self._target, str(self.random.random()))
+        other.calls = self.calls
+        self._others.append(other)
+        return other
+
+    def name(self, group: int = 0) -> str:
+        """A new name, as the SDK makes them."""
+        digest = self.random.randbytes(32).hex()
+        return f"v1/{self._namespace}/{digest[:2]}/{digest}-g{group}"
+
+    def names(self, count: int) -> list[str]:
+        return [self.name() for _ in range(count)]
+
+    @property
+    def _namespace(self) -> str:
+        return f"{0xC0FFEE:032x}"
+
+    def discard(self) -> None:
+        """End children, close what is open, remove what was stored."""
+        for other in self._others:
+            other.discard()
+        for child in self._children:
+            child.kill()
+        for view in self._views:
+            self._end(view)
+        self.place.discard()
+
+    def _end(self, view: View) -> None:
+        # How these calls end is judged by checks of their own.
+        with contextlib.suppress(Exception):
+            if self.place.folder is None and isinstance(view.backend, SupportsDelete) and not view.hung:
+                names = sorted(view.names)
+                for batch in view.batches(names):
+                    view.backend.delete(batch, Deadline.after(10.0))
+        if not view.hung:
+            with contextlib.suppress(Exception):
+                view.close()
+        view.drop()

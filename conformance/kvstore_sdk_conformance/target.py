@@ -1,0 +1,100 @@
+"""The backend under test: how to open it, at a location that nobody else uses."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from kvstore_sdk.backend import Backend, ConfigError, backend_options, open_backend
+
+__all__ = ["FRESH", "Place", "Target"]
+
+FRESH = "{fresh}"
+"""In a target or a location: stands for a name that was never used before."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One location of a target. Opening it twice, in this process or another, means the same store.
+
+    Attributes:
+        target: As `open_backend` takes it.
+        options: Options of the backend.
+        location: None where the target is a URL, which says it itself.
+        folder: A temporary folder that everything of the location lies in, if the suite made one.
+        import_path: What a process that opens it has to have on its `sys.path`.
+    """
+
+    target: str
+    options: Mapping[str, str]
+    location: str | None
+    folder: str | None = None
+    import_path: tuple[str, ...] = ()
+
+    def open(self) -> Backend:
+        """Open it.
+
+        Raises:
+            KVStoreError: as `open_backend`.
+        """
+        return open_backend(self.target, self.options, location=self.location)
+
+    def discard(self) -> None:
+        """Remove the folder, if the suite made one. What lies elsewhere is removed record by record, by whoever stored it."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"target": self.target, "options": dict(self.options), "location": self.location, "import_path": list(self.import_path)}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Place:
+        return cls(found["target"], found["options"], found["location"], None, tuple(found["import_path"]))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What `--kvstore-backend`, `--kvstore-location` and `--kvstore-option` say.
+
+    Without a location, `module:factory` and the name of a backend get the path of something that does not exist yet, in a temporary folder
+    that does. `{fresh}` in a URL or a location stands for a name that is new each time; a URL without it gets one more segment.
+    """
+
+    target: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    location: str | None = None
+    import_path: tuple[str, ...] = ()
+
+    def fresh(self) -> Place:
+        """A new location. Nothing is opened or created there."""
+        name = f"kvstore-{secrets.token_hex(8)}"
+        if self.location is not None:
+            if FRESH not in self.location:
+                raise ConfigError("conformance", "location", f"must hold {FRESH}, which stands for a name that is new each time")
+            return self._place(self.target, self.location.replace(FRESH, name), None)
+        if FRESH in self.target:
+            return self._place(self.target.replace(FRESH, name), None, None)
+        if "://" in self.target or self.target.endswith(":"):
+            return self._place(_below(self.target, name), None, None)
+        folder = tempfile.mkdtemp(prefix="kvstore-conformance-")
+        return self._place(self.target, str(Path(folder) / name), folder)
+
+    def secrets(self) -> dict[str, str]:
+        """The given options that are secret by their name."""
+        schema = backend_options(self.target.replace(FRESH, "x"))
+        return {name: value for name, value in self.options.items() if name in schema and schema[name].secret and value}
+
+    def _place(self, target: str, location: str | None, folder: str | None) -> Place:
+        return Place(target, self.options, location, folder, self.import_path)
+
+
+def _below(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    path = f"{parts.path.rstrip('/')}/{name}" if parts.netloc or parts.path else name
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, parts.fragment))

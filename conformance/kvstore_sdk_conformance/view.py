@@ -1,0 +1,406 @@
+"""One opened backend, as a check drives it: in names and records, with a watch over every call and a log of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore_sdk.backend import (
+    Advice,
+    Backend,
+    BackendError,
+    Buffer,
+    Capabilities,
+    Deadline,
+    DeleteStatus,
+    Failure,
+    Get,
+    GetResult,
+    GetStatus,
+    ListEntry,
+    ListPage,
+    Mode,
+    Put,
+    PutResult,
+    PutStatus,
+    SupportsRegions,
+    SupportsSettle,
+    Usage,
+)
+from kvstore_sdk_conformance.callers import Callers, HungError
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show, show_difference
+from kvstore_sdk_conformance.memory import Arena
+
+__all__ = ["CALL_S", "GRACE_S", "Got", "View"]
+
+CALL_S = 10.0
+"""Deadline of a call, unless its check is about deadlines: what a slow store over a network needs for a batch."""
+GRACE_S = 5.0
+"""After the deadline: then the call hangs. A busy machine needs some; a backend that is so late is late by any measure."""
+SETTLE_S = 30.0
+SLOW_BYTES_PER_S = 20e6
+"""What even a slow store moves; the deadline of a call grows with its bytes."""
+_TRIES = 3
+_PAGES = 10_000
+
+_GOOD_PUTS = (PutStatus.STORED, PutStatus.EXISTS)
+_AGAIN = (PutStatus.UNKNOWN, PutStatus.TIMED_OUT, PutStatus.IN_DOUBT)
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """The answer to one get, what its buffers held then, and where memory beside them had changed (None: nowhere, or not watched)."""
+
+    result: GetResult
+    bytes: bytes
+    changed_around: int | None = None
+
+
+class View:
+    """An open backend under a letter, as the log calls it.
+
+    Every call is made on a thread that can be left behind, and has to be answered within its deadline and a grace, in the form that
+    the contract gives it; otherwise the requirement that says so is broken, whatever was being checked.
+    """
+
+    def __init__(self, label: str, backend: Backend, log: Callable[[str], None]) -> None:
+        self.backend = backend
+        self.capabilities: Capabilities = backend.capabilities
+        self._label = label
+        self._log = log
+        self._callers = Callers()
+        self._lock = threading.Lock()
+        self._arenas: list[Arena] = []
+        self._lost: list[Arena] = []
+        self.names: set[str] = set()
+        self.hung = False
+
+    # Sizes.
+
+    def fit(self, size: int) -> int:
+        """The nearest size that the backend takes: a multiple of `align_bytes`, `max_record_bytes` at most."""
+        align = self.capabilities.align_bytes
+        return max(align, min(-(-size // align) * align, self.capabilities.max_record_bytes // align * align))
+
+    def batches(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """The items in as many calls as `max_batch` asks for."""
+        for start in range(0, len(items), self.capabilities.max_batch):
+            yield items[start : start + self.capabilities.max_batch]
+
+    # Operations, with what is judged left to the check.
+
+    def put(
+        self,
+        name: str,
+        record: Record,
+        mode: Mode = Mode.CREATE,
+        *,
+        cuts: Sequence[int] = (),
+        shift: int = 0,
+        timeout_s: float | None = None,
+    ) -> PutResult:
+        """Put a record in one part, or cut at these offsets."""
+        ends = [*cuts, record.size]
+        lengths = [end - start for start, end in itertools.pairwise([0, *ends])]
+        how = "".join(
+            [f", {mode}" if mode is not Mode.CREATE else "", f", cuts={list(cuts)}" if cuts else "", f", shift={shift}" if shift else ""]
+        )
+        self._log(f"{self._label}.put({name!r}, {record}{how})")
+        with self.lend(lengths, shift) as arena:
+            _fill(arena.buffers, record.bytes)
+            results: list[PutResult] = self.raw("put", [Put(name, tuple(arena.buffers), mode)], timeout_s)
+        return results[0]
+
+    def put_all(
+        self, records: Sequence[tuple[str, Record]], mode: Mode = Mode.CREATE, *, timeout_s: float | None = None
+    ) -> list[PutResult]:
+        """Put several records in one call."""
+        self._log(f"{self._label}.put_all({_short(records)}{f', {mode}' if mode is not Mode.CREATE else ''})")
+        with self.lend([record.size for _, record in records]) as arena:
+            for buffer, (_, record) in zip(arena.buffers, records, strict=True):
+                buffer.view[:] = record.bytes
+            puts = [Put(name, (buffer,), mode) for buffer, (name, _) in zip(arena.buffers, records, strict=True)]
+            results: list[PutResult] = self.raw("put", puts, timeout_s)
+            return results
+
+    def put_from(
+        self, arena: Arena, name: str, record: Record, mode: Mode = Mode.CREATE, *, timeout_s: float | None = None
+    ) -> list[PutResult]:
+        """Put a record from all buffers of an arena, which stays the check's."""
+        self._log(f"{self._label}.put({name!r}, {record}{f', {mode}' if mode is not Mode.CREATE else ''})")
+        _fill(arena.buffers, record.bytes)
+        results: list[PutResult] = self.raw("put", [Put(name, tuple(arena.buffers), mode)], timeout_s)
+        return results
+
+    def get(self, name: str, *sizes: int, shift: int = 0, timeout_s: float | None = None, watch: bool = False) -> Got:
+        """Get a record into buffers of these sizes. `watch`: look whether memory beside them changes."""
+        self._log(f"{self._label}.get({name!r}, {', '.join(map(str, sizes))}{f', shift={shift}' if shift else ''})")
+        with self.lend(sizes, shift) as arena:
+            arena.paint() if watch else _blank(arena.buffers)
+            [result] = self.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
+            return Got(result, b"".join(buffer.view for buffer in arena.buffers), arena.changed_around() if watch else None)
+
+    def get_all(self, wanted: Sequence[tuple[str, int]], *, timeout_s: float | None = None) -> list[Got]:
+        """Get several records in one call, each into one buffer of its size."""
+        self._log(f"{self._label}.get_all({_short(wanted)})")
+        with self.lend([size for _, size in wanted]) as arena:
+            _blank(arena.buffers)
+            gets = [Get(name, (buffer,)) for buffer, (name, _) in zip(arena.buffers, wanted, strict=True)]
+            results = self.raw("get", gets, timeout_s)
+            return [Got(result, bytes(buffer.view)) for result, buffer in zip(results, arena.buffers, strict=True)]
+
+    def exists(self, *names: str, timeout_s: float = CALL_S) -> list[bool | Failure]:
+        self._log(f"{self._label}.exists({', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''})")
+        answers: list[bool | Failure] = self.raw("exists", names, timeout_s)
+        return answers
+
+    def delete(self, *names: str, timeout_s: float = CALL_S) -> list[DeleteStatus | Failure]:
+        self._log(f"{self._label}.delete({', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''})")
+        answers: list[DeleteStatus | Failure] = self.raw("delete", names, timeout_s)
+        return answers
+
+    def page(self, prefix: str = "", cursor: str | None = None, limit: int = 1000, *, timeout_s: float = CALL_S) -> ListPage:
+        self._log(f"{self._label}.page({prefix!r}, {cursor!r}, {limit})")
+        deadline = Deadline.after(timeout_s)
+        backend: Any = self.backend
+        page = self.watched("list", lambda: backend.list(prefix, deadline, cursor, limit), timeout_s)
+        good = (
+            isinstance(page, ListPage)
+            and isinstance(page.cursor, str | None)
+            and all(isinstance(entry, ListEntry) for entry in page.entries)
+        )
+        require(good, "a ListPage of ListEntry, with a cursor of text or None", page, breaks="KV-CORE-02")
+        found: ListPage = page
+        return found
+
+    def walk(self, prefix: str = "", limit: int = 1000) -> list[ListEntry]:
+        """Every entry of every page."""
+        found: list[ListEntry] = []
+        cursor: str | None = None
+        for _ in range(_PAGES):
+            page = self.page(prefix, cursor, limit)
+            found += page.entries
+            cursor = page.cursor
+            if cursor is None:
+                return found
+        raise ConformanceFailure("a walk that ends", f"a cursor still after {_PAGES} pages", breaks="KV-LIST-03")
+
+    def usage(self, *, timeout_s: float = CALL_S) -> Usage:
+        self._log(f"{self._label}.usage()")
+        deadline = Deadline.after(timeout_s)
+        backend: Any = self.backend
+        usage = self.watched("usage", lambda: backend.usage(deadline), timeout_s)
+        require(isinstance(usage, Usage), "a Usage", usage, breaks="KV-CORE-02")
+        found: Usage = usage
+        return found
+
+    def close(self, limit_s: float = 5.0) -> None:
+        """Close the backend. The threads that called it end, and its memory goes."""
+        self._log(f"{self._label}.close()")
+        with self._lock:
+            arenas, self._arenas = self._arenas, []
+        for arena in arenas:
+            self._discard(arena)
+        try:
+            self.watched("close", self.backend.close, limit_s, grace_s=0.0, breaks="KV-LIVE-08")
+        except CallRaised as raised:
+            raise ConformanceFailure("close to raise nothing", raised.seen, breaks="KV-LIVE-08") from raised
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """End what belongs to this view, without closing the backend. Idempotent."""
+        self._callers.stop()
+        # What a call that hangs may still touch stays mapped until the process ends.
+        with self._lock:
+            arenas, self._arenas = self._arenas, []
+        for arena in arenas:
+            arena.close()
+
+    # What other checks build on: a failure here is a failure of the requirement that is built on.
+
+    def store(self, *records: tuple[str, Record], mode: Mode = Mode.CREATE) -> None:
+        """Store records that the check needs, trying again what may be tried again."""
+        for batch in self.batches(records):
+            left = list(batch)
+            results: list[PutResult] = []
+            for _ in range(_TRIES):
+                results = self.put_all(left, mode)
+                left = [item for item, result in zip(left, results, strict=True) if _may_try_again(result)]
+                if bad := [result for result in results if result.status not in _GOOD_PUTS and not _may_try_again(result)]:
+                    raise ConformanceFailure("STORED", show(bad[0]), breaks="KV-CORE-01")
+                if not left:
+                    break
+            require(not left, f"STORED after {_TRIES} tries", results, breaks="KV-CORE-01")
+
+    def check_found(self, name: str, record: Record, *, breaks: str | None = None, note: str = "") -> None:
+        """The record has to be there, whole."""
+        got = self.get(name, record.size)
+        require(got.result.status is GetStatus.FOUND, f"FOUND for {name}", got.result, breaks=breaks, note=note)
+        if got.bytes != record.bytes:
+            raise ConformanceFailure(
+                f"the bytes that were stored as {name}", show_difference(record.bytes, got.bytes), breaks=breaks, note=note
+            )
+
+    def check_missing(self, name: str, size: int = 4096, *, breaks: str | None = None, note: str = "") -> None:
+        """Nothing may be there, for `exists` and for `get`."""
+        [there] = self.exists(name)
+        require(there is False, f"exists to answer False for {name}", there, breaks=breaks, note=note)
+        got = self.get(name, self.fit(size))
+        require(got.result.status is GetStatus.MISSING, f"MISSING for {name}", got.result, breaks=breaks, note=note)
+
+    # The calls themselves.
+
+    @contextlib.contextmanager
+    def lend(self, lengths: Sequence[int], shift: int = 0) -> Iterator[Arena]:
+        """Memory with buffers of these lengths that nobody else uses; it comes back, unless a call that hangs may still touch it."""
+        arena = self._take(Arena.size_for(lengths, shift))
+        arena.lay_out(lengths, shift)
+        try:
+            yield arena
+        except ConformanceFailure as failure:
+            if failure.breaks == "KV-LIVE-03":
+                self._lost.append(arena)
+            else:
+                self._give_back(arena)
+            raise
+        except BaseException:
+            self._give_back(arena)
+            raise
+        else:
+            self._give_back(arena)
+
+    def raw(self, op: str, items: Sequence[Any], timeout_s: float | None = None) -> Any:
+        """One call of `exists`, `put`, `get` or `delete`: its answer, of the contract's form. Items in doubt are settled first."""
+        if timeout_s is None:
+            timeout_s = CALL_S + sum(getattr(item, "size_bytes", 0) for item in items) / SLOW_BYTES_PER_S
+        deadline = Deadline.after(timeout_s)
+        method = getattr(self.backend, op)
+        if op == "put":
+            self.names.update(item.name for item in items)
+        results = self.watched(op, lambda: method(items, deadline), timeout_s)
+        self._check_form(op, items, results)
+        if tickets := [result.ticket for result in results if getattr(result, "status", None) in (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT)]:
+            self.settle(tickets)
+        return results
+
+    def watched(self, op: str, call: Callable[[], Any], timeout_s: float, *, grace_s: float = GRACE_S, breaks: str = "KV-LIVE-03") -> Any:
+        """The result of a call of the backend.
+
+        Raises:
+            CallRaised: it raised.
+            ConformanceFailure: it did not return in time.
+        """
+        try:
+            return self._callers.run(call, max(0.0, timeout_s) + grace_s)
+        except HungError:
+            late = f"{grace_s:g} s after its deadline" if grace_s else f"after {timeout_s:g} s"
+            self.hung = True
+            raise ConformanceFailure(f"{op} to return by its deadline", f"no return {late}", breaks=breaks) from None
+        except ConformanceFailure:
+            raise
+        except BaseException as error:
+            raise CallRaised(op, error) from error
+
+    def settle(self, tickets: Sequence[Any], within_s: float = SETTLE_S) -> None:
+        """Wait until these operations are over."""
+        require(isinstance(self.backend, SupportsSettle), "settle beside IN_DOUBT", "no such method", breaks="KV-CORE-21")
+        backend: Any = self.backend
+        until = Deadline.after(within_s)
+        left = list(tickets)
+        while left and not until.expired:
+            deadline = Deadline.after(min(1.0, until.remaining_s()))
+            over = self.watched("settle", lambda: backend.settle(left, deadline), 1.0)  # noqa: B023
+            good = isinstance(over, list) and len(over) == len(left) and all(isinstance(one, bool) for one in over)
+            require(good, f"a list of {len(left)} bools from settle", over, breaks="KV-LIVE-07")
+            left = [ticket for ticket, done in zip(left, over, strict=True) if not done]
+        require(
+            not left, f"settle to answer True within {within_s:g} s", f"{len(left)} tickets that are still in doubt", breaks="KV-LIVE-07"
+        )
+
+    def _check_form(self, op: str, items: Sequence[Any], results: object) -> None:
+        kinds: dict[str, tuple[type, ...]] = {
+            "exists": (bool, Failure),
+            "put": (PutResult,),
+            "get": (GetResult,),
+            "delete": (DeleteStatus, Failure),
+        }
+        kind = kinds[op]
+        wanted = f"a list of {len(items)} {' or '.join(one.__name__ for one in kind)} from {op}"
+        require(isinstance(results, list), wanted, f"a {type(results).__name__}", breaks="KV-CORE-02")
+        assert isinstance(results, list)
+        require(len(results) == len(items), wanted, f"a list of {len(results)}", breaks="KV-CORE-02")
+        for result in results:
+            require(isinstance(result, kind), wanted, f"one of {type(result).__name__}: {result!r}", breaks="KV-CORE-02")
+            if isinstance(result, (PutResult, GetResult)):
+                status = PutStatus if isinstance(result, PutResult) else GetStatus
+                require(isinstance(result.status, status), f"a status of {status.__name__}", result, breaks="KV-CORE-02")
+                if result.status in (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT):
+                    require(self.capabilities.in_doubt, "IN_DOUBT only with in_doubt declared", result, breaks="KV-LIVE-06")
+                    require(
+                        result.ticket is not None and _is_hashable(result.ticket),
+                        "a hashable ticket with IN_DOUBT",
+                        result,
+                        breaks="KV-LIVE-06",
+                    )
+            if isinstance(result, Failure) or getattr(result, "status", None) in (PutStatus.FAILED, GetStatus.FAILED):
+                require(isinstance(result.error, BackendError), f"a BackendError with the failure of {op}", result, breaks="KV-ERR-01")
+
+    def _take(self, size_bytes: int) -> Arena:
+        with self._lock:
+            for index, arena in enumerate(self._arenas):
+                if arena.region.size_bytes >= size_bytes:
+                    return self._arenas.pop(index)
+            smaller, self._arenas = self._arenas, []
+        for arena in smaller:
+            self._discard(arena)
+        arena = Arena(max(size_bytes, 1 << 20))
+        if isinstance(self.backend, SupportsRegions):
+            register, region = self.backend.register_region, arena.region
+            self.watched("register_region", lambda: register(region), CALL_S)
+        return arena
+
+    def _give_back(self, arena: Arena) -> None:
+        with self._lock:
+            self._arenas.append(arena)
+
+    def _discard(self, arena: Arena) -> None:
+        if isinstance(self.backend, SupportsRegions):
+            unregister, region = self.backend.unregister_region, arena.region
+            self.watched("unregister_region", lambda: unregister(region), CALL_S)
+        arena.close()
+
+
+def _fill(buffers: Sequence[Buffer], record: bytes) -> None:
+    start = 0
+    for buffer in buffers:
+        buffer.view[:] = record[start : start + buffer.length]
+        start += buffer.length
+
+
+def _blank(buffers: Sequence[Buffer]) -> None:
+    for buffer in buffers:
+        buffer.view[:] = bytes(buffer.length)
+
+
+def _may_try_again(result: PutResult) -> bool:
+    if result.status is PutStatus.FAILED:
+        return result.error is not None and result.error.advice is Advice.RETRY
+    return result.status in _AGAIN
+
+
+def _is_hashable(ticket: object) -> bool:
+    try:
+        hash(ticket)
+    except TypeError:
+        return False
+    return True
+
+
+def _short(items: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, items[:4]))}{f', ... {len(items) - 4} more' if len(items) > 4 else ''}]"
