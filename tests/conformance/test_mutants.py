@@ -1,0 +1,45 @@
+"""The suite finds every fault, and names the requirement that it breaks and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mutants_core
+import pytest
+from mutant import Mutant
+from suite_runner import run_suite
+
+from kvstore_sdk_conformance.requirement import Level
+from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
+
+MUTANTS: list[type[Mutant]] = [*mutants_core.MUTANTS]
+
+
+def below(id_: str) -> set[str]:
+    """What a requirement builds on, at any distance."""
+    found: set[str] = set()
+    left = list(BY_ID[id_].builds_on)
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += BY_ID[one].builds_on
+    return found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_fault_breaks_its_requirement_and_no_other(mutant: type[Mutant], tmp_path: Path) -> None:
+    profiles = dict.fromkeys(["core", *mutant.profiles, BY_ID[mutant.breaks].profile.value])
+    ran = run_suite(f"{mutant.__module__}:{mutant.__name__}.open", tmp_path, *profiles)
+    wanted = "advisory" if BY_ID[mutant.breaks].level is Level.SHOULD else "fail"
+    assert ran.result(mutant.breaks)["status"] == wanted
+    assert ran.ids("fail") | ran.ids("advisory") <= {mutant.breaks, *mutant.also}
+    assert ran.ids("error") == set()
+    for id_ in ran.ids("blocked"):
+        assert below(id_) & {mutant.breaks, *mutant.also}, f"{id_} is blocked, but does not build on {mutant.breaks}"
+    assert ran.code == (0 if wanted == "advisory" else 1)
+
+
+def test_every_must_has_a_fault_that_breaks_it() -> None:
+    musts = {requirement.id for requirement in REQUIREMENTS if requirement.level is Level.MUST}
+    assert musts - {mutant.breaks for mutant in MUTANTS} == set()
