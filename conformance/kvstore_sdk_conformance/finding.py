@@ -44,5 +44,6 @@ def _vendors_traceback(raised: ConformanceFailure) -> str:
     if not isinstance(raised, CallRaised):
         return ""
     frames = traceback.extract_tb(raised.error.__traceback__)
-    own = [frame for frame in frames if _OURS not in Path(frame.filename).parents]
+    ours = [number for number, frame in enumerate(frames) if _OURS in Path(frame.filename).parents]
+    own = frames[ours[-1] + 1 :] if ours else frames
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(raised.error)])

@@ -54,11 +54,10 @@ _AGAIN = (PutStatus.UNKNOWN, PutStatus.TIMED_OUT, PutStatus.IN_DOUBT)
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """The answer to one get, what its buffers held then, and where memory beside them had changed (None: nowhere, or not watched)."""
+    """The answer to one get, and what its buffers held then."""
 
     result: GetResult
     bytes: bytes
-    changed_around: int | None = None
 
 
 class View:
@@ -137,13 +136,19 @@ class View:
         results: list[PutResult] = self.raw("put", [Put(name, tuple(arena.buffers), mode)], timeout_s)
         return results
 
-    def get(self, name: str, *sizes: int, shift: int = 0, timeout_s: float | None = None, watch: bool = False) -> Got:
-        """Get a record into buffers of these sizes. `watch`: look whether memory beside them changes."""
+    def get_into(self, arena: Arena, name: str, *, timeout_s: float | None = None) -> GetResult:
+        """Get a record into all buffers of an arena, which stays the check's."""
+        self._log(f"{self._label}.get({name!r}, {', '.join(str(buffer.length) for buffer in arena.buffers)})")
+        results: list[GetResult] = self.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
+        return results[0]
+
+    def get(self, name: str, *sizes: int, shift: int = 0, timeout_s: float | None = None) -> Got:
+        """Get a record into buffers of these sizes."""
         self._log(f"{self._label}.get({name!r}, {', '.join(map(str, sizes))}{f', shift={shift}' if shift else ''})")
         with self.lend(sizes, shift) as arena:
-            arena.paint() if watch else _blank(arena.buffers)
+            _blank(arena.buffers)
             [result] = self.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
-            return Got(result, b"".join(buffer.view for buffer in arena.buffers), arena.changed_around() if watch else None)
+            return Got(result, b"".join(buffer.view for buffer in arena.buffers))
 
     def get_all(self, wanted: Sequence[tuple[str, int]], *, timeout_s: float | None = None) -> list[Got]:
         """Get several records in one call, each into one buffer of its size."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
 from kvstore_sdk_conformance.outcome import Result, Status, Verdict
@@ -16,6 +17,7 @@ from kvstore_sdk_conformance.run import Run
 __all__ = ["block", "header", "summary"]
 
 _WIDTH = 100
+_LONG_NAME = re.compile(r"'v1/[^']{40,}'")
 
 
 def header(run: Run, redact: Callable[[str], str]) -> list[str]:
@@ -48,7 +50,7 @@ def block(result: Result, run: Run, node: str, name: str) -> str:
         lines += ["", "  Raised by the backend:", *_indented(result.traceback, "    ")]
     if result.replay:
         lines += ["", "  Replay without pytest:", "    from kvstore_sdk_conformance.replay import Mode, Record, Store"]
-        lines += [f"    store = Store({run.target.target!r})", *(f"    {line}" for line in result.replay)]
+        lines += [f"    store = Store({run.target.target!r})", *(f"    {line}" for line in _with_short_names(result.replay))]
     command = f"pytest --pyargs kvstore_sdk_conformance --kvstore-backend {shlex.quote(run.target.target)} --kvstore-seed {run.seed}"
     lines += ["", f"  Run it alone: {command} -k {shlex.quote(name.partition('[')[0])}"]
     lines += [f"  Rule: docs/requirements.md#{requirement.anchor}"]
@@ -74,6 +76,14 @@ def summary(report: Report) -> Iterator[str]:
             yield f"{profile.value + ':':<13} {found.value}{f' ({note})' if note else ''}"
     if unclaimed := [profile.value for profile, (found, _) in report.verdicts.items() if found is Verdict.NOT_CLAIMED]:
         yield f"not claimed:  {', '.join(unclaimed)}"
+
+
+def _with_short_names(calls: Sequence[str]) -> list[str]:
+    """The calls, with a variable for each long name."""
+    names = dict.fromkeys(name for call in calls for name in _LONG_NAME.findall(call))
+    variables = {name: f"n{number}" for number, name in enumerate(names, 1)}
+    short = [_LONG_NAME.sub(lambda found: variables[found[0]], call) for call in calls]
+    return [*(f"{variable} = {name}" for name, variable in variables.items()), *short]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
