@@ -89,19 +89,22 @@ def test_the_sdist_holds_what_its_tests_need_and_nothing_that_was_not_named(dist
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         tops = {name.split("/")[1] for name in archive.getnames()}
     files = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "PKG-INFO", ".gitignore"}
-    assert tops == files | {"kvstore_sdk", "backends", "conformance", "tests", "tools", "docs", "benchmarks"}
+    assert tops == files | {"kvstore_sdk", "backends", "conformance", "tests", "tools", "docs", "benchmarks", "examples"}
 
 
 def test_the_entry_points_name_functions_that_are_in_the_wheel(wheel: Path) -> None:
     found = contents(wheel)
     parser = configparser.ConfigParser()
     parser.read_string(next(data for name, data in found.items() if name.endswith("/entry_points.txt")).decode())
-    assert set(parser.sections()) == {"console_scripts", "kvstore_sdk.backends", "vllm.general_plugins"}
+    assert set(parser.sections()) == {"console_scripts", "kvstore_sdk.backends", "pytest11", "vllm.general_plugins"}
     for group in parser.sections():
         for target in parser[group].values():
             module, _, function = target.partition(":")
             path = module.replace(".", "/")
             source = (found.get(f"{path}.py") or found[f"{path}/__init__.py"]).decode()
+            if group == "pytest11":
+                # A module, whose functions pytest finds by their names.
+                function = "pytest_addoption"
             assert f"def {function}(" in source or f" {function}\n" in source or f'"{function}"' in source, target
 
 
@@ -131,8 +134,16 @@ def test_the_installed_demo_stores_and_loads(installed: Path, tmp_path: Path) ->
     assert list(store.rglob("*-g0"))
 
 
+def test_without_pytest_everything_but_the_suite_works_and_the_suite_says_what_to_install(installed: Path, tmp_path: Path) -> None:
+    command = [installed / "bin" / "kvstore", "conformance", "memory:"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    [line] = done.stderr.splitlines()
+    assert 'pip install "kvstore-sdk[conformance]"' in line
+
+
 def test_an_installation_has_no_module_called_like_a_folder_of_the_repository(installed: Path, tmp_path: Path) -> None:
-    folders = ["backends", "conformance", "tests", "tools", "docs", "benchmarks"]
+    folders = ["backends", "conformance", "tests", "tools", "docs", "benchmarks", "examples"]
     code = f"import importlib.util as util; print([name for name in {folders} if util.find_spec(name)])"
     assert run(installed / "bin" / "python", "-c", code, cwd=tmp_path) == "[]\n"
 
