@@ -637,7 +637,7 @@ _LISTING = _table(
     (
         5,
         _MUST,
-        "Parts of running puts MUST NOT appear in a listing.",
+        "Parts of puts that run, or that failed, MUST NOT appear in a listing.",
         "A tool would copy half a record.",
         (Need.WRITABLE, Need.LIST),
         ("KV-CORE-01", "KV-CORE-02", "KV-CORE-18", "KV-LIST-01"),
@@ -650,7 +650,7 @@ _CAPACITY = _table(
     (
         1,
         _MUST,
-        "usage MUST count every record once, with at least its bytes, and what was replaced or put again no second time.",
+        "usage MUST count every record once, with at least its bytes: not again when it is replaced or put again, nor for a put that failed.",
         "A store that counts too much evicts for nothing; one that counts too little fills the disk.",
         (Need.WRITABLE, Need.USAGE),
         ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-CORE-13"),
