@@ -19,7 +19,7 @@ help:
 	@echo 'make test-all  the long ones too'
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
-	@echo 'make docs      the tables of options in docs/configuration.md, from the code'
+	@echo 'make docs      the tables of docs/configuration.md, and docs/requirements.md, from the code'
 	@echo 'make golden    the golden files of the record format, and the example in docs/format.md'
 	@echo 'make clean     remove what was built in this folder'
 
@@ -32,7 +32,7 @@ test: test-core test-engine
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
 test-core:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm -m "not long"
+	suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest --ignore=tests/vllm -m "not long"
 
 test-engine:
 	@$(ENV) engine
@@ -40,7 +40,7 @@ test-engine:
 
 test-all:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm
+	suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest --ignore=tests/vllm
 	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
 
 # In an environment without an engine, as a vendor has it.
@@ -57,6 +57,7 @@ lint:
 docs:
 	@$(ENV) engine
 	@$(RUN) tools/option_tables.py
+	@$(RUN) tools/requirements_page.py
 
 # Files that a change of the format has to change; from version 1 on this refuses.
 golden:

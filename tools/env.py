@@ -3,6 +3,7 @@
     python3 tools/env.py engine      a real vLLM on CPU with the test tools, and `.venv` of this clone on top of it
     python3 tools/env.py overlays    Python files of other vLLM versions; prints their folder, which holds `<version>/vllm`
     python3 tools/env.py lint        the test tools without any engine; prints the folder of the environment
+    python3 tools/env.py suites      what vendors run the suite with; prints a folder that holds an environment for each version of pytest
     python3 tools/env.py pins        resolve the engine anew and write `tools/pins/constraints.txt`
 
 Everything lies in `$KVSTORE_ENV_DIR`, by default `~/.cache/kvstore-sdk`, in folders named after the pins that they were built from: a
@@ -58,7 +59,7 @@ class SetupError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build the environments of this repository.")
-    parser.add_argument("what", choices=["engine", "overlays", "lint", "pins"])
+    parser.add_argument("what", choices=["engine", "overlays", "lint", "suites", "pins"])
     what = parser.parse_args(arguments).what
     try:
         if not OLDEST <= sys.version_info[:2] < TOO_NEW:
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overlays())
         elif what == "lint":
             print(lint())
+        elif what == "suites":
+            print(suites())
         else:
             write_constraints()
     except SetupError as problem:
@@ -101,6 +104,23 @@ def lint() -> Path:
         pip_install(path, "-r", PINS / "tools.txt")
 
     return ensure(path, "bin/python", "linters", build)
+
+
+def suites() -> Path:
+    """A folder that holds `<version>/bin/python` for every pinned version of pytest: what a vendor may have."""
+    root = cache() / f"suites-{key_of(('suites.txt',))}"
+    pins = read_pins("suites.txt")
+    versions = [pin for pin in pins if pin.startswith("pytest==")]
+    others = [pin for pin in pins if pin not in versions]
+
+    def build(path: Path, requirement: str) -> None:
+        create_venv(path)
+        pip_install(path, requirement, *others)
+
+    for requirement in versions:
+        path = root / requirement.partition("==")[2]
+        ensure(path, "bin/python", f"{requirement} and its plugins", functools.partial(build, path, requirement))
+    return root
 
 
 def overlays() -> Path:
