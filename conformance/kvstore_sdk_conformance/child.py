@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode
+from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode, Put
 from kvstore_sdk_conformance.data import Record, which
 from kvstore_sdk_conformance.failure import ConformanceFailure, show
+from kvstore_sdk_conformance.steps import create
 from kvstore_sdk_conformance.target import Place
 from kvstore_sdk_conformance.view import View
 
@@ -64,15 +65,31 @@ class Programs:
             statuses += [result.status.name for result in self.view.put_all(batch, Mode(mode))]
         return statuses
 
+    def store(self, names: Sequence[str], size: int, tag: int, mode: str) -> None:
+        """Like `put`, trying again what may be tried again, until everything is there."""
+        self.view.store(*((name, Record(size, tag + number)) for number, name in enumerate(names)), mode=Mode(mode))
+
+    def create(self, names: Sequence[str], size: int, tag: int, batch: int, at_s: float) -> list[tuple[str, str]]:
+        """`Record(size, tag)` under each name, in calls of `batch` from the instant `at_s` on. Returns each status, and as it is shown."""
+        time.sleep(max(0.0, at_s - time.monotonic()))
+        return [(result.status.name, show(result)) for result in create(self.view, names, size, tag, batch)]
+
     def stream(self, names: Sequence[str], size: int, tag: int, mode: str, batch: int) -> int:
-        """Like `put`, in calls of `batch`; before each call a line `{"putting": [numbers]}`, after it `{"put": [[number, status]]}`."""
+        """Like `put`, in calls of `batch`; before each call a line `{"putting": [numbers]}`, after it `{"put": [[number, status]]}`.
+
+        Between the two lines there is nothing but the call.
+        """
         numbered = list(enumerate(names))
         for start in range(0, len(numbered), batch):
             some = numbered[start : start + batch]
-            _send(self._answers, {"putting": [number for number, _ in some]})
-            results = self.view.put_all([(name, Record(size, tag + number)) for number, name in some], Mode(mode))
-            answered = [[number, result.status.name] for (number, _), result in zip(some, results, strict=True)]
-            _send(self._answers, {"put": answered})
+            with self.view.lend([size] * len(some)) as arena:
+                for buffer, (number, _) in zip(arena.buffers, some, strict=True):
+                    buffer.view[:] = Record(size, tag + number).bytes
+                puts = [Put(name, (buffer,), Mode(mode)) for buffer, (_, name) in zip(arena.buffers, some, strict=True)]
+                _send(self._answers, {"putting": [number for number, _ in some]})
+                results = self.view.raw("put", puts)
+                answered = [[number, result.status.name] for (number, _), result in zip(some, results, strict=True)]
+                _send(self._answers, {"put": answered})
         return len(numbered)
 
     def get(self, names: Sequence[str], size: int, tags: Sequence[int]) -> list[tuple[str, int | None]]:

@@ -89,10 +89,22 @@ class Child:
             ConformanceFailure: the answer is that a requirement is broken, or there is none.
         """
         self.post(do=do, **arguments)
-        answer = self.receive(timeout_s)
-        if "failure" in answer:
-            raise ConformanceFailure(**answer["failure"])
-        return answer["answer"]
+        return self.answer(timeout_s)
+
+    def answer(self, timeout_s: float = ANSWER_S) -> Any:
+        """The answer to a command that was posted.
+
+        Raises:
+            ConformanceFailure: it is that a requirement is broken, or there is none.
+        """
+        line = self.receive(timeout_s)
+        if "failure" in line:
+            raise ConformanceFailure(**line["failure"])
+        return line["answer"]
+
+    def store(self, names: Sequence[str], size: int, tag: int, mode: str = "create") -> None:
+        """Store what the check needs, like `View.store`: `Record(size, tag)`, `Record(size, tag + 1)` and so on."""
+        self.ask("store", names=list(names), size=size, tag=tag, mode=mode)
 
     def put(self, names: Sequence[str], size: int, tag: int, mode: str = "create") -> list[str]:
         """Put a record under each name: `Record(size, tag)`, `Record(size, tag + 1)` and so on. Returns the names of the statuses."""
@@ -118,9 +130,14 @@ class Child:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
-            self._process.communicate()
+            self._rest += self._process.communicate()[0]
         if not self._log.closed:
             self._log.close()
+
+    def left(self) -> list[Any]:
+        """Whole lines that it sent and nobody received, once it was killed."""
+        *lines, _ = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def stop(self, timeout_s: float = 20.0) -> None:
         """Let it close its backend and end."""
