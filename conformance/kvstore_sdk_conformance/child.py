@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from typing import BinaryIO
 
 from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode, Put
 from kvstore_sdk_conformance.data import Record, which
 from kvstore_sdk_conformance.failure import ConformanceFailure, show
+from kvstore_sdk_conformance.forks import Forks
 from kvstore_sdk_conformance.steps import create
 from kvstore_sdk_conformance.target import Place
 from kvstore_sdk_conformance.view import View
 
 __all__ = ["main"]
-
-FORKED_S = 20.0
-"""What a forked child has for three calls with deadlines of 2 s each."""
 
 
 def main() -> None:
@@ -50,11 +45,11 @@ def main() -> None:
     programs.view.close()
 
 
-class Programs:
+class Programs(Forks):
     """What the process can be told to do; arguments and answers are JSON."""
 
     def __init__(self, place: Place, answers: BinaryIO) -> None:
-        self._place = place
+        self.place = place
         self._answers = answers
         self.view = View("child", place.open(), lambda _: None)
 
@@ -111,87 +106,7 @@ class Programs:
 
     def reopen(self) -> None:
         """A new view in the place of the old one."""
-        self.view = View("child", self._place.open(), lambda _: None)
-
-    def fork(self, missing: str, there: str, size: int, tag: int, new: str) -> dict[str, Any]:
-        """Fork, and let the child use the view: `exists(there)`, `get(there)`, `put(new)`.
-
-        Returns:
-            `ended`: whether it ended in time; `answers`: what each call answered, or raised, as text, as far as it came.
-        """
-
-        def use(view: View, tell: Callable[[str, str], None]) -> None:
-            def one(name: str, call: Callable[[], object]) -> None:
-                try:
-                    tell(name, str(call()))
-                except ConformanceFailure as failure:
-                    tell(name, f"{'hung' if failure.breaks == 'KV-LIVE-03' else 'raised'}: {failure.seen}")
-
-            one("exists", lambda: show(view.exists(there, timeout_s=2.0)[0]))
-            one("missing", lambda: show(view.exists(missing, timeout_s=2.0)[0]))
-
-            def read() -> str:
-                got = view.get(there, size, timeout_s=2.0)
-                return f"{got.result.status.name} {which(got.bytes, [tag])}"
-
-            one("get", read)
-            one("put", lambda: view.put(new, Record(size, tag), timeout_s=2.0).status.name)
-
-        return self._forked(use)
-
-    def fork_and_close(self) -> dict[str, Any]:
-        """Fork, and let the child close the view it inherited, and end."""
-
-        def use(view: View, tell: Callable[[str, str], None]) -> None:
-            try:
-                view.close()
-                tell("close", "returned")
-            except ConformanceFailure as failure:
-                tell("close", failure.seen)
-
-        return self._forked(use)
-
-    def churn(self, times: int) -> dict[str, list[int]]:
-        """Open and close the location so many times beside the view. Returns threads and descriptors after each time."""
-        threads, descriptors = [], []
-        for _ in range(times):
-            backend = self._place.open()
-            view = View("churn", backend, lambda _: None)
-            view.exists("v1/nothing")
-            view.close()
-            time.sleep(0.01)
-            threads.append(threading.active_count())
-            descriptors.append(len(os.listdir("/proc/self/fd")))
-        return {"threads": threads, "descriptors": descriptors}
-
-    def _forked(self, use: Callable[[View, Callable[[str, str], None]], None]) -> dict[str, Any]:
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-
-            def tell(name: str, answer: str) -> None:
-                os.write(writing, json.dumps([name, answer]).encode() + b"\n")
-
-            try:
-                use(View("forked", self.view.backend, lambda _: None), tell)
-            finally:
-                os._exit(0)
-        os.close(writing)
-        ended = _wait(pid, FORKED_S)
-        with os.fdopen(reading, "rb") as source:
-            lines = [json.loads(line) for line in source.read().splitlines() if line.endswith(b"]")]
-        return {"ended": ended, "answers": dict(lines)}
-
-
-def _wait(pid: int, limit_s: float) -> bool:
-    until_s = time.monotonic() + limit_s
-    while time.monotonic() < until_s:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return True
-        select.select([], [], [], 0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return False
+        self.view = View("child", self.place.open(), lambda _: None)
 
 
 def _send(answers: BinaryIO, message: object) -> None:
