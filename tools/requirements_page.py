@@ -18,9 +18,10 @@ def page() -> Iterator[str]:
     musts = sum(requirement.level is Level.MUST for requirement in REQUIREMENTS)
     yield "# Requirements"
     yield (
-        f"What a backend promises, one clause each: version {CONTRACT_VERSION} of the contract, {musts} MUST and {len(REQUIREMENTS) - musts} "
-        "SHOULD. The conformance suite has a check for each of them; [conformance.md](conformance.md) says how to run it. This page is made "
-        "from the suite's own table by `make docs`, and `kvstore conformance --explain KV-CORE-01` prints one entry of it anywhere."
+        f"What a backend promises, one clause each: version {CONTRACT_VERSION} of the contract, {musts} MUST and "
+        f"{len(REQUIREMENTS) - musts} SHOULD. The conformance suite has a check for each of them; [conformance.md](conformance.md) says "
+        "how to run it. This page is made from the suite's own table by `make docs`, and `kvstore conformance --explain KV-CORE-01` "
+        "prints one entry of it anywhere."
     )
     yield (
         "A requirement *applies* to a backend that offers what it *needs*. One that *builds on* others cannot be judged while one of those "

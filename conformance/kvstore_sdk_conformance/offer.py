@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore_sdk.backend import (
     Backend,
+    BackendError,
     Capabilities,
     Deadline,
     Durability,
-    KVStoreError,
     SupportsDelete,
     SupportsList,
     SupportsRegions,
@@ -18,12 +19,15 @@ from kvstore_sdk.backend import (
     SupportsUsage,
     backend_options,
 )
+from kvstore_sdk_conformance.callers import Callers, HungError
 from kvstore_sdk_conformance.requirement import Level, Need, Profile, Requirement
 from kvstore_sdk_conformance.requirements import REQUIREMENTS
 from kvstore_sdk_conformance.target import FRESH, Target
 
 __all__ = ["DEFAULT_PROFILES", "Offer"]
 
+LOOK_S = 60.0
+CLOSE_S = 10.0
 BOUNDED_BYTES = 256 << 20
 """Largest capacity that the suite fills: seconds on any disk."""
 
@@ -59,23 +63,32 @@ class Offer:
         """Open the target at a fresh location and look.
 
         Raises:
-            KVStoreError: it cannot be opened.
+            KVStoreError: it cannot be opened, or does not come back.
         """
         place = target.fresh()
+        callers = Callers()
         try:
-            backend = place.open()
+            backend = callers.run(place.open, LOOK_S)
             try:
-                lacks = _lacks(backend)
                 schema = backend_options(target.target.replace(FRESH, "x"))
-                if not any(option.secret for option in schema.values()):
-                    lacks |= {Need.SECRETS}
-                surfaces = (SupportsDelete, SupportsList, SupportsUsage, SupportsRegions, SupportsSettle)
-                offered = tuple(surface.__name__ for surface in surfaces if isinstance(backend, surface))
-                return cls(type(backend).__name__, backend.capabilities, offered, frozenset(lacks))
+                found: Offer = callers.run(lambda: cls._of(backend), LOOK_S)
+                lacks = found.lacks if any(option.secret for option in schema.values()) else found.lacks | {Need.SECRETS}
+                return replace(found, lacks=lacks)
             finally:
-                backend.close()
+                # How it closes is judged by checks of its own.
+                with contextlib.suppress(Exception):
+                    callers.run(backend.close, CLOSE_S)
+        except HungError:
+            raise BackendError(f"{target.shown}: did not open and say what it offers within {LOOK_S:g} s; nothing was checked") from None
         finally:
+            callers.stop()
             place.discard()
+
+    @classmethod
+    def _of(cls, backend: Backend) -> Offer:
+        surfaces = (SupportsDelete, SupportsList, SupportsUsage, SupportsRegions, SupportsSettle)
+        offered = tuple(surface.__name__ for surface in surfaces if isinstance(backend, surface))
+        return cls(type(backend).__name__, backend.capabilities, offered, frozenset(_lacks(backend)))
 
     def missing(self, requirement: Requirement) -> Need | None:
         """The first thing that the requirement is about and this backend does not offer."""
@@ -110,7 +123,6 @@ def _is_bounded(backend: Backend) -> bool:
         return False
     try:
         capacity_bytes = backend.usage(Deadline.after(10.0)).capacity_bytes
-    except KVStoreError:
-        # The checks of usage will say so.
+        return capacity_bytes is not None and capacity_bytes <= BOUNDED_BYTES
+    except Exception:  # noqa: BLE001  # whatever it is, the checks of usage will say so
         return False
-    return capacity_bytes is not None and capacity_bytes <= BOUNDED_BYTES

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstore_sdk_conformance.requirement import Level, Profile, Requirement
 from kvstore_sdk_conformance.requirements import BY_ID
+from kvstore_sdk_conformance.words import NEEDS
 
 __all__ = ["Result", "Status", "Verdict", "judge", "settle_blocked", "verdict"]
 
@@ -92,6 +93,9 @@ class Result:
             "level": self.requirement.level.value,
             "profile": self.requirement.profile.value,
             "sentence": self.requirement.sentence,
+            "why": self.requirement.why,
+            "needs": [NEEDS[need] for need in self.requirement.needs],
+            "builds_on": list(self.requirement.builds_on),
             "status": self.status.value,
             **found,
         }

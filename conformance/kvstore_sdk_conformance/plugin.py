@@ -22,13 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="LOCATION",
         help="where to test, with {fresh} for a name that is new each time; by default a temporary folder",
     )
-    add("--kvstore-option", metavar="NAME=VALUE", action="append", default=[], help="an option of the backend; may be repeated")
+    add(
+        "--kvstore-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of the backend; may be repeated. A secret is given as NAME=env:VARIABLE: every user can read a command line",
+    )
     add("--kvstore-profile", metavar="PROFILE", action="append", default=[], help="check these profiles only (core, durability, ..., all)")
     add("--kvstore-seed", metavar="N", default="1", help="of everything that is drawn; 'random' for a new one (default 1)")
     add("--kvstore-deviations", metavar="FILE", help="TOML: id = 'why this backend breaks it'")
     add("--kvstore-strict", action="store_true", help="a SHOULD that is broken fails the run as well")
     add("--kvstore-largest", metavar="SIZE", default="256MiB", help="largest record that is tried (default 256MiB)")
-    add("--kvstore-examples", metavar="N", type=int, default=40, help="sequences of operations that are tried (default 40)")
+    add("--kvstore-examples", metavar="N", default="40", help="sequences of operations that are tried (default 40)")
     add("--kvstore-report", metavar="FILE", action="append", default=[], help="write a report: .json, .md, or .badge.json; may be repeated")
 
 

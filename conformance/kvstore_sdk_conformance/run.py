@@ -15,11 +15,22 @@ from kvstore_sdk_conformance.requirement import Level, Profile, Requirement
 from kvstore_sdk_conformance.requirements import BY_ID
 from kvstore_sdk_conformance.target import Target
 
-__all__ = ["LARGEST", "MAX_HANGS", "Run", "import_path", "parse_options", "parse_profiles", "parse_seed", "read_deviations"]
+__all__ = [
+    "LARGEST",
+    "MAX_HANGS",
+    "Run",
+    "import_path",
+    "parse_examples",
+    "parse_options",
+    "parse_profiles",
+    "parse_seed",
+    "read_deviations",
+]
 
 WHERE = "conformance"
 MAX_HANGS = 4
 """A backend that hangs again and again costs 15 s each time; after so many what is left is blocked."""
+FROM_ENVIRONMENT = "env:"
 LARGEST = Bounds(ge=4096, le=1 << 40)
 
 
@@ -83,17 +94,24 @@ def parse_profiles(names: Sequence[str]) -> frozenset[Profile]:
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, str]:
-    """`name=value`, each.
+    """`name=value`, each; or `name=env:VARIABLE`, whose value no other user of the machine can see.
 
     Raises:
-        ConfigError: one is not of that form.
+        ConfigError: one is not of that form, one is given twice, or a variable is not set.
     """
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            # Without the value: it may be a secret.
-            raise ConfigError(WHERE, "option", f"{name!r} must be written as name=value")
+            # Nothing of it is shown: it may be a secret.
+            raise ConfigError(WHERE, "option", "must be written as name=value, or name=env:VARIABLE")
+        if name in found:
+            raise ConfigError(WHERE, "option", f"{name!r} is given twice; leave one out")
+        if value.startswith(FROM_ENVIRONMENT):
+            variable = value.removeprefix(FROM_ENVIRONMENT)
+            if variable not in os.environ:
+                raise ConfigError(WHERE, "option", f"{name!r} takes its value from the environment variable {variable!r}, which is not set")
+            value = os.environ[variable]
         found[name] = value
     return found
 
@@ -106,10 +124,16 @@ def parse_seed(text: str) -> int:
     """
     if text == "random":
         return random.SystemRandom().randrange(1 << 32)
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(WHERE, "seed", f"{text!r} must be a whole number, or random") from None
+    return _whole_number("seed", text, 0, ", or random")
+
+
+def parse_examples(text: str) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return _whole_number("examples", text, 1)
 
 
 def read_deviations(path: str | None) -> dict[str, str]:
@@ -123,13 +147,24 @@ def read_deviations(path: str | None) -> dict[str, str]:
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(WHERE, "deviations", f"{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(WHERE, "deviations", f"{path} cannot be read: {reason}") from None
     for id_, reason in found.items():
         if id_ not in BY_ID:
-            raise ConfigError(WHERE, "deviations", f"{path}: {id_} is no requirement; docs/requirements.md has them")
+            raise ConfigError(WHERE, "deviations", f"{path}: {id_!r} is no requirement; kvstore conformance --list shows them")
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError(WHERE, "deviations", f"{path}: {id_} needs a reason, as text")
     return found
+
+
+def _whole_number(field: str, text: str, least: int, alternative: str = "") -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise ConfigError(WHERE, field, f"{text!r} must be a whole number from {least} on{alternative}")
+    return number
 
 
 def import_path() -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,20 +21,23 @@ from kvstore_sdk_conformance.finding import findings_of
 from kvstore_sdk_conformance.offer import Offer
 from kvstore_sdk_conformance.outcome import Result, Status, judge, settle_blocked
 from kvstore_sdk_conformance.redact import Redactor
-from kvstore_sdk_conformance.report import Report, write
-from kvstore_sdk_conformance.report.terminal import block, header, summary
+from kvstore_sdk_conformance.report import Report, check_path, write
+from kvstore_sdk_conformance.report.terminal import block, header, rerun, summary
 from kvstore_sdk_conformance.requirement import Requirement
 from kvstore_sdk_conformance.requirements import REQUIREMENTS
 from kvstore_sdk_conformance.target import Target
 
-__all__ = ["RUN", "Session"]
+__all__ = ["COMMAND_INI", "RUN", "Session"]
 
 RUN = pytest.StashKey[runs.Run]()
 """Where checks find the run: `config.stash[RUN]`."""
 
 _REASON = pytest.StashKey[tuple[Status, str, tuple[str, ...]]]()
+COMMAND_INI = Path(__file__).with_name("command.ini")
+"""The configuration of pytest under the command `kvstore conformance`."""
+
 _CHECKS = Path(__file__).parent / "checks"
-_PROPERTY = "kvstore"
+_FINDINGS = "kvstore_findings"
 _WORDS = {
     Status.PASS: ("passed", ".", "PASSED"),
     Status.FAIL: ("failed", "F", "FAILED"),
@@ -56,6 +61,8 @@ class Session:
         self._results: dict[str, Result] = {}
         self._stale: list[str] = []
         self._report: Report | None = None
+        self._notes: list[str] = []
+        self._began_s = time.monotonic()
         self._is_worker = hasattr(config, "workerinput")
 
     @classmethod
@@ -70,24 +77,32 @@ class Session:
         for path in runs.import_path():
             if path not in sys.path:
                 sys.path.insert(0, path)
+        seed = getattr(config, "workerinput", {}).get("kvstore_seed", option("kvstore_seed"))
         try:
-            seed_text = getattr(config, "workerinput", {}).get("kvstore_seed", option("kvstore_seed"))
+            for path in option("kvstore_report"):
+                check_path(Path(path))
             target = Target(
                 option("kvstore_backend"), runs.parse_options(option("kvstore_option")), option("kvstore_location"), runs.import_path()
             )
-            run = runs.Run(
+            wanted = functools.partial(
+                runs.Run,
                 target=target,
-                offer=Offer.of(target),
                 profiles=runs.parse_profiles(option("kvstore_profile")),
-                seed=runs.parse_seed(str(seed_text)),
+                seed=runs.parse_seed(str(seed)),
                 deviations=runs.read_deviations(option("kvstore_deviations")),
                 strict=option("kvstore_strict"),
                 largest_bytes=_bytes(option("kvstore_largest")),
-                examples=option("kvstore_examples"),
+                examples=runs.parse_examples(option("kvstore_examples")),
             )
+            # Last: a backend is opened for a run that can take place.
+            run = wanted(offer=Offer.of(target))
         except KVStoreError as error:
-            message = " ".join(str(error).split())
+            message = " ".join(str(error).split()).removeprefix("conformance: ")
             raise pytest.UsageError(f"kvstore-sdk conformance: {message}") from None
+        except SystemExit as error:
+            # A script without `if __name__ == "__main__"`: its exit code would be taken for the verdict.
+            problem = f"the backend's module ended Python with exit code {error.code!r} while it was imported or opened"
+            raise pytest.UsageError(f"kvstore-sdk conformance: {problem}") from None
         config.stash[RUN] = run
         return cls(config, run)
 
@@ -145,6 +160,8 @@ class Session:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         requirement = _requirement(item)
+        # What the backend printed and logged.
+        report.sections = [(title, self._redact(text)) for title, text in report.sections]
         if requirement is None or (call.when != "call" and report.passed):
             return report
         found = self._findings(item, call, requirement)
@@ -155,29 +172,24 @@ class Session:
         if any(result.requirement.id == "KV-LIVE-03" and result.status is Status.FAIL for result in found):
             self._run.hangs += 1
         self._show(report, item, own, found)
-        properties = [
-            (_PROPERTY, json.dumps([result.to_json() for result in found])),
+        # Crosses to another process with the report, as text.
+        setattr(report, _FINDINGS, json.dumps([result.to_json() for result in found]))
+        # What JUnit's file shows.
+        item.user_properties += [
             ("kvstore_id", requirement.id),
             ("kvstore_level", requirement.level.value),
             ("kvstore_profile", requirement.profile.value),
             ("kvstore_status", own.status.value),
             *((f"kvstore_{name}", text) for name in ("expected", "seen", "reason") if (text := getattr(own, name))),
         ]
-        # The first crosses to another process, and the second is what JUnit's file is made of.
-        report.user_properties += properties
-        item.user_properties += properties
         return report
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         found = _own_findings(report)
-        if not found or (report.when != "call" and report.passed):
-            return None
-        return _WORDS[found[0].status]
+        return _WORDS[found[0].status] if found else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # A teardown report repeats what the call said; one that failed says something new.
-        if report.when != "teardown" or report.failed:
-            self._found += _own_findings(report)
+        self._found += _own_findings(report)
 
     # How it ends.
 
@@ -186,17 +198,32 @@ class Session:
         """Judge, write reports, and fail a run that pytest alone would let pass."""
         if self._is_worker or session.exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
             return
+        if self._config.getoption("collectonly"):
+            return
         self._results = judge(self._found)
         settle_blocked(self._results)
         statuses = {result.status for result in self._results.values()}
-        ran = {id_ for id_, result in self._results.items() if result.status is not Status.NOT_RUN}
         self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
-        self._report = Report.of(self._run, self._results, self._stale, self._redact)
-        for path in self._config.getoption("kvstore_report"):
-            write(self._report, Path(path))
-        nothing = bool(ran) and statuses <= {Status.NOT_APPLICABLE, Status.NOT_RUN}
-        if session.exitstatus == pytest.ExitCode.OK and (nothing or self._stale or statuses & {Status.FAIL, Status.ERROR}):
+        self._report = Report.of(self._run, self._results, self._stale, self._redact, time.monotonic() - self._began_s)
+        nothing = bool(self._found) and statuses <= {Status.NOT_APPLICABLE, Status.NOT_RUN}
+        if nothing:
+            self._notes.append("Nothing of this was checked, so the run is no pass.")
+        unwritten = self._write_reports()
+        bad = nothing or unwritten or self._stale or statuses & {Status.FAIL, Status.ERROR}
+        if session.exitstatus == pytest.ExitCode.OK and bad:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _write_reports(self) -> bool:
+        """Whether one could not be written."""
+        assert self._report is not None
+        failed = False
+        for path in self._config.getoption("kvstore_report"):
+            try:
+                note = write(self._report, Path(path))
+            except OSError as error:
+                failed, note = True, f"{path} could not be written: {error.strerror or error}"
+            self._notes += [note] if note else []
+        return failed
 
     def pytest_report_header(self) -> list[str]:
         return header(self._run, self._redact)
@@ -204,8 +231,8 @@ class Session:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._report is None or not self._found:
             return
-        terminalreporter.section("kvstore-sdk conformance")
-        for line in summary(self._report):
+        terminalreporter.write_sep("=", "kvstore-sdk conformance")
+        for line in (*summary(self._report), *self._notes):
             terminalreporter.write_line(line)
 
     def _findings(self, item: pytest.Item, call: pytest.CallInfo[None], requirement: Requirement) -> list[Result]:
@@ -220,18 +247,22 @@ class Session:
             result.replay = [self._redact(line) for line in getattr(store, "calls", ())] if result.status is Status.FAIL else ()
             if result.status is Status.FAIL:
                 if result.requirement.id in self._run.deviations:
-                    result.status, result.reason = Status.DEVIATION, self._run.deviations[result.requirement.id]
+                    result.status, result.reason = Status.DEVIATION, self._redact(self._run.deviations[result.requirement.id])
                 elif not self._run.is_failure(result.requirement):
                     result.status = Status.ADVISORY
         found[0].seconds = seconds
         found[0].figures = dict(getattr(store, "figures", {}))
         return found
 
+    def _command(self, item: pytest.Item, result: Result) -> str:
+        by_command = self._config.inipath is not None and self._config.inipath.samefile(COMMAND_INI)
+        return rerun(self._run, self._redact, item.name.partition("[")[0], result.requirement.profile, by_command=by_command)
+
     def _show(self, report: pytest.TestReport, item: pytest.Item, own: Result, found: Iterable[Result]) -> None:
         path, line, _ = item.location
         if own.status in (Status.FAIL, Status.ERROR):
             report.outcome = "failed"
-            report.longrepr = block(own, self._run, item.nodeid, item.name)
+            report.longrepr = block(own, self._run, self._redact, self._command(item, own))
         elif own.status is Status.PASS:
             report.outcome = "passed"
         else:
@@ -240,7 +271,7 @@ class Session:
             if own.status in (Status.ADVISORY, Status.DEVIATION):
                 report.wasxfail = f"{own.requirement.id}: {text}"
             # What was seen on the way breaks another requirement, whose block has to be shown as well.
-            others = [block(result, self._run, item.nodeid, item.name) for result in found if result is not own]
+            others = [block(result, self._run, self._redact, self._command(item, own)) for result in found if result is not own]
             report.sections += [
                 (f"broken on the way: {result.requirement.id}", text) for result, text in zip(list(found)[1:], others, strict=True)
             ]
@@ -262,8 +293,7 @@ def _requirement(item: pytest.Item) -> Requirement | None:
 
 
 def _own_findings(report: pytest.TestReport) -> list[Result]:
-    texts = [text for name, text in getattr(report, "user_properties", ()) if name == _PROPERTY]
-    return [Result.from_json(found) for found in json.loads(str(texts[-1]))] if texts else []
+    return [Result.from_json(found) for found in json.loads(getattr(report, _FINDINGS, "[]"))]
 
 
 def _bytes(text: str) -> int:

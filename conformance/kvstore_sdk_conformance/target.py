@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from kvstore_sdk.backend import Backend, ConfigError, backend_options, open_backend
 
@@ -71,6 +71,12 @@ class Target:
     location: str | None = None
     import_path: tuple[str, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """The target without what its URL carries as options, which may be secret."""
+        url, query, _ = self.target.partition("?")
+        return f"{url}{'?...' if query else ''}"
+
     def fresh(self) -> Place:
         """A new location. Nothing is opened or created there."""
         name = f"kvstore-{secrets.token_hex(8)}"
@@ -86,9 +92,10 @@ class Target:
         return self._place(self.target, str(Path(folder) / name), folder)
 
     def secrets(self) -> dict[str, str]:
-        """The given options that are secret by their name."""
+        """The given options that are secret by their name, those of the URL included."""
         schema = backend_options(self.target.replace(FRESH, "x"))
-        return {name: value for name, value in self.options.items() if name in schema and schema[name].secret and value}
+        query = dict(parse_qsl(self.target.partition("?")[2]))
+        return {name: value for name, value in (query | dict(self.options)).items() if name in schema and schema[name].secret and value}
 
     def _place(self, target: str, location: str | None, folder: str | None) -> Place:
         return Place(target, self.options, location, folder, self.import_path)

@@ -19,7 +19,7 @@ PROFILES: dict[Profile, str] = {
     Profile.CAPACITY: "Usage is counted right, and a bound on it holds.",
     Profile.REGIONS: "Memory that was announced is served, also where other memory was before.",
     Profile.TIER: "The SDK's Tier works on it, also while faults are injected around it.",
-    Profile.PERFORMANCE: "Figures, and their shape: what must not grow with the size of a record, a call or the store. Only when asked for.",
+    Profile.PERFORMANCE: "Figures, and what must not grow with the size of a record, a call or the store. Only when asked for.",
     Profile.VLLM: "Real vLLM engines on CPU store and load through it. Only when asked for.",
 }
 """One sentence on each."""

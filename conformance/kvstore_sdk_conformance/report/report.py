@@ -1,23 +1,21 @@
-"""The content of every report, and which file gets which form."""
+"""The content of every report."""
 
 from __future__ import annotations
 
-import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from kvstore_sdk.backend import ConfigError
-from kvstore_sdk_conformance.outcome import Result, Verdict, verdict
-from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Profile
+from kvstore_sdk_conformance.outcome import Result, Status, Verdict, verdict
+from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Level, Profile
 from kvstore_sdk_conformance.run import Run
 
-__all__ = ["Report", "write"]
+__all__ = ["Report"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,10 @@ class Report:
         surfaces: Optional protocols that it implements.
         seed: Reproduces the run.
         largest_bytes: Largest record that was tried.
-        at: When, in UTC.
+        at: When it ended, in UTC.
+        seconds: How long it took.
         python: Version of the interpreter.
+        platform: Operating system and architecture.
         profiles: Those that were checked.
         verdicts: For each of them, and what there is to say about it.
         results: One for each requirement of the profiles.
@@ -51,7 +51,9 @@ class Report:
     seed: int
     largest_bytes: int
     at: str
+    seconds: float
     python: str
+    platform: str
     profiles: Sequence[Profile]
     verdicts: Mapping[Profile, tuple[Verdict, str]]
     results: Mapping[str, Result]
@@ -59,8 +61,8 @@ class Report:
     strict: bool
 
     @classmethod
-    def of(cls, run: Run, results: Mapping[str, Result], stale: Sequence[str], redact: Callable[[str], str]) -> Report:
-        """Of a run that has ended."""
+    def of(cls, run: Run, results: Mapping[str, Result], stale: Sequence[str], redact: Callable[[str], str], seconds: float) -> Report:
+        """Of a run that has ended after `seconds`."""
         profiles = [profile for profile in Profile if profile in run.profiles]
         declared = run.offer.capabilities
         capabilities = {
@@ -76,13 +78,20 @@ class Report:
             seed=run.seed,
             largest_bytes=min(run.largest_bytes, declared.max_record_bytes),
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            seconds=round(seconds, 3),
             python=platform.python_version(),
+            platform=platform.platform(),
             profiles=profiles,
             verdicts={profile: verdict(profile, results) for profile in profiles},
             results={id_: result for id_, result in results.items() if result.requirement.profile in run.profiles},
             stale=stale,
             strict=run.strict,
         )
+
+    def counts(self, level: Level) -> dict[str, int]:
+        """How many requirements of a level have each status; those that none has are left out."""
+        found = Counter(result.status for result in self.results.values() if result.requirement.level is level)
+        return {status.value: found[status] for status in Status if found[status]}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,22 +105,12 @@ class Report:
             "seed": self.seed,
             "largest_bytes": self.largest_bytes,
             "at": self.at,
+            "seconds": self.seconds,
             "python": self.python,
+            "platform": self.platform,
             "strict": self.strict,
             "verdicts": {profile.value: {"verdict": found.value, "note": note} for profile, (found, note) in self.verdicts.items()},
+            "counts": {level.value: self.counts(level) for level in Level},
             "requirements": [result.to_json() for result in self.results.values()],
             "stale_deviations": list(self.stale),
         }
-
-
-def write(report: Report, path: Path) -> None:
-    """Write the report in the form that the name of the file asks for: `.json`, `.md`.
-
-    Raises:
-        ConfigError: the name asks for none.
-        OSError: the file cannot be written.
-    """
-    forms: dict[str, Callable[[Report], str]] = {".json": lambda found: json.dumps(found.to_json(), indent=2) + "\n"}
-    if path.suffix not in forms:
-        raise ConfigError("conformance", "report", f"{path.name} must end in {' or '.join(forms)}")
-    path.write_text(forms[path.suffix](report), encoding="utf-8")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
+from kvstore_sdk_conformance.offer import DEFAULT_PROFILES
 from kvstore_sdk_conformance.outcome import Result, Status, Verdict
+from kvstore_sdk_conformance.plugin import PACKAGE
 from kvstore_sdk_conformance.report.report import Report
 from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Level, Profile
 from kvstore_sdk_conformance.run import Run
 
-__all__ = ["block", "header", "summary"]
+__all__ = ["block", "header", "rerun", "summary"]
 
 _WIDTH = 100
 _LONG_NAME = re.compile(r"'v1/[^']{40,}'")
@@ -31,8 +32,30 @@ def header(run: Run, redact: Callable[[str], str]) -> list[str]:
     ]
 
 
-def block(result: Result, run: Run, node: str, name: str) -> str:
-    """The failure of one requirement, in the vendor's words."""
+def rerun(run: Run, redact: Callable[[str], str], name: str, profile: Profile, *, by_command: bool) -> str:
+    """The command that runs one check again, by the door through which it ran.
+
+    Secrets are not in it: those come from environment variables that are called like the options.
+    """
+    target = run.target
+    given = [("location", target.location)] if target.location is not None else []
+    secret = target.secrets()
+    given += [("option", f"{option}={f'env:{option.upper()}' if option in secret else value}") for option, value in target.options.items()]
+    if profile not in DEFAULT_PROFILES:
+        given.append(("profile", profile.value))
+    if run.largest_bytes != Run.largest_bytes:
+        given.append(("largest", str(run.largest_bytes)))
+    if run.examples != Run.examples:
+        given.append(("examples", str(run.examples)))
+    given.append(("seed", str(run.seed)))
+    start = ["kvstore", "conformance", target.target] if by_command else ["pytest", "--pyargs", PACKAGE, "--kvstore-backend", target.target]
+    prefix = "--" if by_command else "--kvstore-"
+    words = [*start, *(word for flag, value in given for word in (prefix + flag, value)), "-k", name]
+    return redact(shlex.join(words))
+
+
+def block(result: Result, run: Run, redact: Callable[[str], str], again: str) -> str:
+    """The failure of one requirement, in the vendor's words; `again` runs its check once more."""
     requirement = result.requirement
     lines = [f"{requirement.id} ({requirement.level.value}, {requirement.profile.value})", *_wrapped(requirement.sentence, "  ")]
     if result.status is Status.ERROR:
@@ -50,18 +73,17 @@ def block(result: Result, run: Run, node: str, name: str) -> str:
         lines += ["", "  Raised by the backend:", *_indented(result.traceback, "    ")]
     if result.replay:
         lines += ["", "  Replay without pytest:", "    from kvstore_sdk_conformance.replay import Mode, Record, Store"]
-        lines += [f"    store = Store({run.target.target!r})", *(f"    {line}" for line in _with_short_names(result.replay))]
-    command = f"pytest --pyargs kvstore_sdk_conformance --kvstore-backend {shlex.quote(run.target.target)} --kvstore-seed {run.seed}"
-    lines += ["", f"  Run it alone: {command} -k {shlex.quote(name.partition('[')[0])}"]
-    lines += [f"  Rule: docs/requirements.md#{requirement.anchor}"]
+        lines += [f"    store = {redact(_store(run))}", *(f"    {line}" for line in result.replay)]
+    lines += ["", f"  Run it alone: {again}"]
+    lines += [f"  Rule: kvstore conformance --explain {requirement.id}   (docs/requirements.md#{requirement.anchor})"]
     return "\n".join(lines)
 
 
 def summary(report: Report) -> Iterator[str]:
     """The end of the run: counts, what is not good, and a verdict for each profile."""
     for level in Level:
-        counts = Counter(result.status.value for result in report.results.values() if result.requirement.level is level)
-        yield f"{level.value:<6}  " + ", ".join(f"{counts[status.value]} {status.value}" for status in Status if counts[status.value])
+        if counts := report.counts(level):
+            yield f"{level.value:<6}  " + ", ".join(f"{count} {status}" for status, count in counts.items())
     for result in report.results.values():
         if result.status in (Status.FAIL, Status.ADVISORY, Status.DEVIATION, Status.BLOCKED, Status.ERROR):
             text = result.reason or f"expected {result.expected}; seen {result.seen}" if result.expected or result.reason else result.seen
@@ -84,6 +106,16 @@ def _with_short_names(calls: Sequence[str]) -> list[str]:
     variables = {name: f"n{number}" for number, name in enumerate(names, 1)}
     short = [_LONG_NAME.sub(lambda found: variables[found[0]], call) for call in calls]
     return [*(f"{variable} = {name}" for name, variable in variables.items()), *short]
+
+
+def _store(run: Run) -> str:
+    target = run.target
+    arguments = [repr(target.target)]
+    if target.options:
+        arguments.append(repr(dict(target.options)))
+    if target.location is not None:
+        arguments.append(f"location={target.location!r}")
+    return f"Store({', '.join(arguments)})"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
