@@ -43,9 +43,9 @@ class Arena:
 
     def changed_around(self) -> int | None:
         """Offset in the region of the first byte outside the buffers that lost its paint."""
-        edges = [0, *itertools.chain.from_iterable((buffer.offset, buffer.offset + buffer.length) for buffer in self.buffers)]
-        for start, end in itertools.pairwise([*edges, self.region.size_bytes]):
-            if (start, end) in {(buffer.offset, buffer.offset + buffer.length) for buffer in self.buffers}:
+        inside = sorted((buffer.offset, buffer.offset + buffer.length) for buffer in self.buffers)
+        for start, end in itertools.pairwise([0, *itertools.chain.from_iterable(inside), self.region.size_bytes]):
+            if (start, end) in inside:
                 continue
             piece = bytes(self.region.view[start:end])
             if piece.count(AROUND) != len(piece):
