@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "acme-redis"
+PINS = Path(__file__).with_name("redis-pins.txt")
 MOST_LINES = 149
 
 
@@ -36,7 +37,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     # The SDK, which it asks for as well, is the one that runs this test.
     required = [name for name in tomllib.loads((source / "pyproject.toml").read_text())["project"]["dependencies"] if name != "kvstore-sdk"]
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", site)
-    run(*pip, *required, cwd=folder, path=site)
+    run(*pip, "--constraint", PINS, *required, cwd=folder, path=site)
     run(*pip, "--no-deps", "--no-index", "--no-build-isolation", source, cwd=folder, path=site)
     return source, site
 
