@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Start a run of the suite, if one is asked for."""
     if config.getoption("kvstore_backend") is not None:
+        if importlib.util.find_spec("hypothesis") is None:
+            raise pytest.UsageError('kvstore-sdk conformance: hypothesis is not installed; run: pip install "kvstore-sdk[conformance]"')
         from kvstore_sdk_conformance.session import Session
 
         config.pluginmanager.register(Session.begin(config), "kvstore-conformance-session")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from kvstore_sdk.cli import backends, demo
+from kvstore_sdk.cli import backends, conformance, demo
 from kvstore_sdk.errors import ConfigError, KVStoreError
 
 __all__ = ["main"]
@@ -21,12 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when it did what it says; 1 when a store failed or a check of the command did not hold; 2 when the command line or a
-        setting is wrong, in which case no record was written. Errors are one line on standard error.
+        setting is wrong, in which case no record was written. Errors are one line on standard error. `conformance` does not return
+        unless it cannot start: the process turns into the suite, which ends with the exit codes of pytest.
     """
     parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
     parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (backends, demo):
+    for module in (backends, conformance, demo):
         module.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:

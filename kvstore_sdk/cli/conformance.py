@@ -1,0 +1,111 @@
+"""`kvstore conformance`: the conformance suite, for people who do not know pytest.
+
+The suite stands above the SDK, so nothing of it is imported here: this very process turns into the one that runs it, and its exit code is
+that one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_command"]
+
+SUITE = "kvstore_sdk_conformance"
+EXIT_USAGE = 4  # as pytest's
+VARIABLE = "KVSTORE_CONFORMANCE_OPTION"
+# What would add options or plugins of another project to the run.
+MISLEADING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+
+
+def add_command(commands: Any) -> None:
+    """Add this command to the parser."""
+    text = (
+        "Runs the conformance suite on a backend: names every requirement that it breaks, with why it matters, what was seen and how to "
+        "see it again, and gives a verdict for each profile. Exit code 0: nothing is broken; 1: something is; 4: the run could not start."
+    )
+    parser: argparse.ArgumentParser = commands.add_parser("conformance", help="check that a backend keeps the contract", description=text)
+    add = parser.add_argument
+    add("target", metavar="TARGET", nargs="?", help="module:factory, the name of an installed backend, or a URL of it")
+    add("--location", metavar="LOCATION", help="where to test, with {fresh} for a name that is new each time (default: a temporary folder)")
+    add(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of the backend; repeatable. A secret is given as NAME=env:VARIABLE: every user can read a command line",
+    )
+    add("--profile", metavar="PROFILE", action="append", default=[], help="check these only: core, durability, ..., all; repeatable")
+    add("--seed", metavar="N", help="of everything that is drawn; 'random' for a new one (default: 1)")
+    add("--deviations", metavar="FILE", help="TOML: id = 'why this backend breaks it'")
+    add("--strict", action="store_true", help="a SHOULD that is broken fails the run as well")
+    add("--largest", metavar="SIZE", help="largest record that is tried (default: 256MiB)")
+    add("--examples", metavar="N", help="sequences of operations that are tried (default: 40)")
+    add("--report", metavar="FILE", action="append", default=[], help="write a report: .json, .md or .badge.json; repeatable")
+    add("-k", metavar="EXPR", dest="expression", help="run the checks whose name has this only; no verdict comes of it")
+    add("--list", action="store_true", help="list the requirements, of the given profiles or all; runs nothing")
+    add("--explain", metavar="ID", action="append", default=[], help="say all there is to say about a requirement; runs nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become the suite. Returns only when it cannot be started."""
+    found = importlib.util.find_spec(SUITE)
+    wanted = [SUITE] if arguments.list or arguments.explain else [SUITE, "pytest", "hypothesis"]
+    if missing := [name for name in wanted if importlib.util.find_spec(name) is None]:
+        return _refuse(f'{" and ".join(missing)} not installed; run: pip install "kvstore-sdk[conformance]"')
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    if arguments.list or arguments.explain:
+        asked = [f"--explain={id_}" for id_ in arguments.explain] or ["--list", *_all("--profile", arguments.profile)]
+        return _become([SUITE, *asked], {})
+    if arguments.target is None:
+        return _refuse("no backend: name a TARGET: a URL, the name of a backend, or module:factory")
+    options, values = _hidden(arguments.option)
+    folder = Path(found.submodule_search_locations[0])
+    command = ["pytest", str(folder), f"--kvstore-backend={arguments.target}", *_all("--kvstore-option", options)]
+    # Neither the settings and conftest files of the folder that this is started in, nor plugins that happen to be installed.
+    command += ["-c", str(folder / "command.ini"), f"--rootdir={os.getcwd()}", f"--confcutdir={folder}"]
+    command += ["-p", f"{SUITE}.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    command += _all("--kvstore-profile", arguments.profile) + _all("--kvstore-report", arguments.report)
+    for name in ("location", "seed", "deviations", "largest", "examples"):
+        if (value := getattr(arguments, name)) is not None:
+            command.append(f"--kvstore-{name}={value}")
+    command += ["--kvstore-strict"] if arguments.strict else []
+    command += [f"-k={arguments.expression}"] if arguments.expression is not None else []
+    return _become(command, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **values})
+
+
+def _all(flag: str, values: Sequence[str]) -> list[str]:
+    return [f"{flag}={value}" for value in values]
+
+
+def _hidden(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The options without their values, and the environment that holds those: other users may read the one and not the other."""
+    shown, values = [], {}
+    for number, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if equals and not value.startswith("env:"):
+            variable = f"{VARIABLE}_{number}"
+            values[variable] = value
+            option = f"{name}=env:{variable}"
+        # What is no pair is refused by the suite, which repeats nothing of it; it is not put on the command line either.
+        shown.append(option if equals else "")
+    return shown, values
+
+
+def _become(arguments: Sequence[str], variables: dict[str, str]) -> int:
+    """Replace this process, so that signals and the exit code need no relay."""
+    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", *arguments], environment | variables)
+
+
+def _refuse(problem: str) -> int:
+    print(f"kvstore conformance: {problem}", file=sys.stderr)
+    return EXIT_USAGE
