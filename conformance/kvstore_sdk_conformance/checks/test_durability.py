@@ -1,0 +1,310 @@
+"""Profile durability: what is there after the process that stored it was killed, or ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore_sdk.backend import ConfigError, Mode, PutStatus, SupportsUsage
+from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import ConformanceFailure, require
+from kvstore_sdk_conformance.run import Run
+from kvstore_sdk_conformance.steps import look, modest, until
+from kvstore_sdk_conformance.store import Store
+from kvstore_sdk_conformance.view import View
+
+AGAIN_S = 10.0
+"""After a kill: until others can open the location and store, and what is left of the dead is out of listings and counts."""
+SMALL, LARGE = 65536, 8 << 20
+"""One that is written at once, and one that takes long enough to be killed in the middle of it."""
+FRACTIONS = (0.5, 0.9, 0.1, 0.7, 0.3)
+"""Of the time that a large put takes. With few kills the first ones are tried."""
+WARM = 2
+"""Large puts before the one that is killed: how long the last of them took says when. The first is slower than others."""
+EXAMPLES_A_KILL = 8
+_GOOD = ("STORED", "EXISTS")
+_LOST = ("UNKNOWN", "IN_DOUBT", "TIMED_OUT")
+
+
+@proves("KV-DUR-01")
+def test_what_is_stored_survives_kill_9(store: Store, run: Run) -> None:
+    first = store.open()
+    batch = min(4, first.capabilities.max_batch)
+    sizes = [(modest(first, SMALL), batch), (modest(first, LARGE), 1), (modest(first, 1), 1), (modest(first, SMALL), 1)]
+    watching = _only_if_shared(store, first)
+    for size, at_once in sizes[: max(2, _kills(run))]:
+        names = store.names(2 * at_once)
+        killed = _kill(store, names, size, batch=at_once, puts=2, fraction=None)
+        _require_there(store, watching, names, killed, size)
+
+
+@proves("KV-DUR-02")
+def test_after_kill_9_every_record_is_whole_or_missing(store: Store, run: Run) -> None:
+    first = store.open()
+    small, large = modest(first, SMALL), modest(first, LARGE)
+    watching = _only_if_shared(store, first)
+    for turn in range(_kills(run)):
+        puts, batch = store.random.randint(2, 8), store.random.choice([1, min(2, first.capabilities.max_batch)])
+        names = store.names((puts + 2) * batch)
+        killed = _kill(store, names, small, batch=batch, puts=puts, fraction=store.random.uniform(0.0, 1.5))
+        _require_whole(store, watching, names, small, killed)
+        names = store.names(4)
+        killed = _kill(store, names, large, batch=1, puts=WARM, fraction=FRACTIONS[turn])
+        _require_whole(store, watching, names, large, killed)
+
+
+@proves("KV-DUR-03")
+def test_kill_9_in_a_replace_leaves_the_old_record_or_the_new_one(store: Store, run: Run) -> None:
+    first = store.open()
+    small, large = modest(first, SMALL), modest(first, LARGE)
+    records = {store.name(): Record(small, 1000 + number) for number in range(3)}
+    first.store(*records.items())
+    watching, at_once = _only_if_shared(store, first), first.capabilities.read_after_write
+    for turn in range(_kills(run)):
+        # The same few names again and again, then one large record over another, or over a small one.
+        puts = store.random.randint(3, 9)
+        fraction, tag = store.random.uniform(0.0, 1.5), 2000 + 100 * turn
+        _replace_until_killed(store, watching, records, list(records) * 4, small, puts, fraction, tag, at_once)
+        _replace_until_killed(store, watching, records, list(records)[:2] * 2, large, WARM, FRACTIONS[turn], tag + 50, at_once)
+
+
+@proves("KV-DUR-04")
+def test_others_store_the_same_names_after_kill_9(store: Store, run: Run) -> None:
+    first = store.open()
+    large = modest(first, LARGE)
+    watching = _only_if_shared(store, first)
+    for turn in range(min(3, _kills(run))):
+        names = store.names(3)
+        _kill(store, names, large, batch=1, puts=WARM, fraction=FRACTIONS[turn])
+        end_s = time.monotonic() + AGAIN_S
+        view = _open_again(store)
+        for name in names[WARM - 1 :]:
+            for mode in Mode:
+                for one, whose in ((watching, "that was open all the time"), (view, "that was opened afterwards")):
+                    if one is not None:
+                        _store_by(one, name, Record(large, 50), mode, end_s, whose)
+        view.close()
+
+
+@proves("KV-DUR-05")
+def test_what_is_stored_is_there_after_close(store: Store) -> None:
+    first = store.open()
+    sizes = [modest(first, size) for size in (1, SMALL, LARGE)]
+    first.close()
+    names = {size: store.names(3) for size in sizes}
+    child = store.child()
+    for size, some in names.items():
+        child.store(some, size, 1)
+    child.stop()
+    view = store.open()
+    for size, some in names.items():
+        for number, name in enumerate(some):
+            note = "stored by a process that closed the location and ended"
+            [there] = view.exists(name)
+            require(there is True, f"True for {name}", there, note=note)
+            view.check_found(name, Record(size, 1 + number), note=note)
+
+
+@proves("KV-DUR-06")
+def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, run: Run) -> None:
+    first = store.open()
+    small, large = modest(first, SMALL), modest(first, LARGE)
+    sizes = {name: small for name in store.names(3)}
+    first.store(*((name, Record(small, 1)) for name in sizes))
+    empty_bytes = first.usage().used_bytes - 3 * small if isinstance(first.backend, SupportsUsage) else 0
+    watching = _only_if_shared(store, first)
+    for turn in range(_kills(run)):
+        names = store.names(4)
+        _kill(store, names, large, batch=1, puts=WARM, fraction=FRACTIONS[turn])
+        view = _open_again(store)
+        sizes |= {name: large for name in names if look(view, name, [Record(large, 1 + n) for n in range(4)], breaks="KV-DUR-02")}
+        for one in (watching, view):
+            if one is not None:
+                listed = {entry.name: entry.size_bytes for entry in one.walk()}
+                late = {} if one.capabilities.read_after_write else dict.fromkeys(names, large)
+                strange = [f"{name} ({size} bytes)" for name, size in listed.items() if size not in (sizes.get(name), late.get(name))]
+                require(not strange, "the records that are there, after a writer was killed", f"also {strange}")
+                require(late or listed == sizes, "every record that is there", f"{len(listed)} of {len(sizes)}", breaks="KV-LIST-01")
+        if isinstance(view.backend, SupportsUsage):
+            until(lambda view=view: view.usage().records == len(sizes), AGAIN_S)  # type: ignore[misc]
+            usage = view.usage()
+            require(usage.records == len(sizes), f"{len(sizes)} records in usage, after a writer was killed", usage)
+            # Half of what was being written is room for what a store needs of its own.
+            most = empty_bytes + sum(sizes.values()) + large // 2
+            until(lambda view=view, most=most: view.usage().used_bytes <= most, AGAIN_S)  # type: ignore[misc]
+            usage = view.usage()
+            require(usage.used_bytes <= most, f"used_bytes of the {len(sizes)} records, {sum(sizes.values())} bytes", usage)
+        view.close()
+
+
+@dataclass
+class _Killed:
+    """What a process that was killed had said.
+
+    Attributes:
+        answered: Of each put that was answered, by its number: the name of the status.
+        begun: Numbers of those that had begun.
+    """
+
+    answered: dict[int, str] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+
+    def read(self, line: dict[str, list[int] | list[tuple[int, str]]]) -> None:
+        self.begun |= set(line.get("putting", []))  # type: ignore[arg-type]
+        self.answered |= dict(line.get("put", []))  # type: ignore[arg-type]
+
+
+def _kill(
+    store: Store,
+    names: Sequence[str],
+    size: int,
+    *,
+    batch: int,
+    puts: int,
+    fraction: float | None,
+    mode: Mode = Mode.CREATE,
+    tag: int = 1,
+) -> _Killed:
+    """Let a process put `Record(size, tag)`, `Record(size, tag + 1)`, ... under the names, in calls of `batch`, and kill it.
+
+    Args:
+        puts: Calls that it may finish first.
+        fraction: Of the time that the last of them took: when the next call has run for so long, it is killed. None: at once.
+    """
+    child = store.child()
+    killed = _Killed()
+    child.post(do="stream", names=list(names), size=size, tag=tag, mode=mode.value, batch=batch)
+    begun_s = took_s = 0.0
+    while True:
+        line = child.receive()
+        if "failure" in line:
+            raise ConformanceFailure(**line["failure"])
+        killed.read(line)
+        if "putting" in line:
+            begun_s = time.monotonic()
+            if not puts:
+                break
+        elif "put" in line:
+            took_s = time.monotonic() - begun_s
+            puts -= 1
+            if not puts and fraction is None:
+                break
+        else:
+            break
+    if fraction is not None:
+        time.sleep(fraction * took_s)
+    child.kill()
+    for line in child.left():
+        # What it had answered by then counts, read or not.
+        killed.read(line)
+    bad = [status for status in killed.answered.values() if status not in (*_GOOD, *_LOST)]
+    require(not bad, "STORED from every put of another process", bad, breaks="KV-CORE-01")
+    return killed
+
+
+def _require_whole(store: Store, watching: View | None, names: Sequence[str], size: int, killed: _Killed) -> None:
+    """Of the records that were being created, those that are there are whole, and those that were STORED are there."""
+
+    def check(view: View) -> None:
+        for number, name in enumerate(names):
+            how = "answered" if number in killed.answered else "begun" if number in killed.begun else "not begun"
+            note = f"its put was {how} when its process was killed"
+            record = Record(size, 1 + number)
+            there = look(view, name, [record], note=note)
+            if there is None and killed.answered.get(number) in _GOOD:
+                view.check_found(name, record, breaks="KV-DUR-01", note=note)
+
+    _with_each(store, watching, check)
+
+
+def _replace_until_killed(
+    store: Store,
+    watching: View | None,
+    records: dict[str, Record],
+    names: Sequence[str],
+    size: int,
+    puts: int,
+    fraction: float,
+    tag: int,
+    at_once: bool,
+) -> None:
+    """Replace `records` until the process is killed; `records` says what is there before, and then afterwards. `at_once`: the store declares read_after_write."""
+    killed = _kill(store, names, size, batch=1, puts=puts, fraction=fraction, mode=Mode.REPLACE, tag=tag)
+    may_be = {name: [record] for name, record in records.items()}
+    for number in sorted(killed.begun):
+        new = Record(size, tag + number)
+        # What was STORED has taken the place of all before it.
+        taken = killed.answered.get(number) == PutStatus.STORED.name and at_once
+        may_be[names[number]] = [new] if taken else [*may_be[names[number]], new]
+
+    def check(view: View) -> None:
+        for name, some in may_be.items():
+            there = look(view, name, some[::-1], note="a process was killed that replaced it again and again")
+            require(there is not None, f"{name} as it was, or as it was to be", "MISSING")
+            assert there is not None
+            records[name] = there
+
+    _with_each(store, watching, check)
+
+
+def _require_there(store: Store, watching: View | None, names: Sequence[str], killed: _Killed, size: int) -> None:
+    def check(view: View) -> None:
+        for number, status in killed.answered.items():
+            if status in _GOOD:
+                note = f"its put of {size} bytes was answered {status}, and its process killed at once"
+                view.check_found(names[number], Record(size, 1 + number), note=note)
+                [there] = view.exists(names[number])
+                require(there is True, f"True for {names[number]}", there, note=note)
+
+    _with_each(store, watching, check)
+
+
+def _with_each(store: Store, watching: View | None, check: Callable[[View], None]) -> None:
+    """Look with a view that was open all the time, and with one that is opened now."""
+    if watching is not None:
+        check(watching)
+    view = _open_again(store)
+    check(view)
+    view.close()
+
+
+def _open_again(store: Store) -> View:
+    end_s = time.monotonic() + AGAIN_S
+    while True:
+        try:
+            return store.open()
+        except ConformanceFailure as failure:
+            # What its user has to set right does not come right by itself.
+            if time.monotonic() < end_s and not isinstance(failure.__cause__, ConfigError):
+                time.sleep(0.1)
+                continue
+            wanted = f"the location to open within {AGAIN_S:g} s of kill -9 of a process that had it open"
+            raise ConformanceFailure(wanted, failure.seen, breaks="KV-DUR-04") from failure
+
+
+def _store_by(view: View, name: str, record: Record, mode: Mode, end_s: float, whose: str) -> None:
+    """The record has to be stored by then; a failure that says it may be tried again is."""
+    while True:
+        result = view.put(name, record, mode)
+        if result.status.name in _GOOD:
+            break
+        again = result.status.name in _LOST or (result.error is not None and result.error.advice.name == "RETRY")
+        expected = f"STORED within {AGAIN_S:g} s of kill -9 of the process that was putting {name}, in a view {whose}"
+        require(again and time.monotonic() < end_s, expected, result, note=f"{mode}")
+        time.sleep(0.05)
+    if result.status is PutStatus.STORED:
+        view.check_found(name, record)
+
+
+def _only_if_shared(store: Store, first: View) -> View | None:
+    """A view that stays open while others write, where a location may be open in two processes."""
+    if first.capabilities.shared:
+        return first
+    first.close()
+    return None
+
+
+def _kills(run: Run) -> int:
+    return min(len(FRACTIONS), max(2, run.examples // EXAMPLES_A_KILL))
