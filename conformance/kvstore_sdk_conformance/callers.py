@@ -23,7 +23,7 @@ class Callers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Caller] = []
-        self._all: list[_Caller] = []
+        self._stops = 0
 
     def run(self, call: Callable[[], Any], limit_s: float) -> Any:
         """The result of `call`, or what it raises.
@@ -32,25 +32,24 @@ class Callers:
             HungError: it did not return within `limit_s`.
         """
         with self._lock:
-            caller = self._idle.pop() if self._idle else None
-        if caller is None:
-            caller = _Caller()
-            with self._lock:
-                self._all.append(caller)
+            stops = self._stops
+            caller = self._idle.pop() if self._idle else _Caller()
         answer = caller.submit(call)
         if not concurrent.futures.wait([answer], limit_s).done:
             caller.stop()
-            with self._lock:
-                self._all.remove(caller)
             raise HungError
         with self._lock:
-            self._idle.append(caller)
+            if stops == self._stops:
+                self._idle.append(caller)
+            else:
+                caller.stop()
         return answer.result()
 
     def stop(self) -> None:
-        """End the threads, but for those that hang."""
+        """End the threads: those that are idle now, and each that is not when its call has returned."""
         with self._lock:
-            callers, self._all, self._idle = self._all, [], []
+            callers, self._idle = self._idle, []
+            self._stops += 1
         for caller in callers:
             caller.stop()
         for caller in callers:

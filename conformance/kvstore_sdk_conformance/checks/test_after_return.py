@@ -1,0 +1,180 @@
+"""Profile liveness: what a backend does with memory after its call returned, and what it says to be in doubt."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from kvstore_sdk.backend import Get, GetResult, GetStatus, Mode, Put, PutResult, PutStatus
+from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import CallRaised, NotApplicable, require, show_difference
+from kvstore_sdk_conformance.memory import Arena
+from kvstore_sdk_conformance.pressing import AFTER_S, LARGE_BYTES, Running, changed, pressing, took_s, whatever_it_answers
+from kvstore_sdk_conformance.run import Run
+from kvstore_sdk_conformance.steps import modest
+from kvstore_sdk_conformance.store import Store
+from kvstore_sdk_conformance.view import View
+
+SETTLED_S = 10.0
+"""What was in doubt has to be over by then: what a store that answers at all needs for a record."""
+RETURN_S = 2.0
+
+
+@proves("KV-LIVE-04")
+def test_a_get_that_returned_writes_no_more(store: Store, view: View, run: Run) -> None:
+    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 8)
+    there, missing = store.names(2)
+    view.store((there, Record(size, 1)))
+    alone_s = took_s(lambda: view.get(there, size))
+    calls: list[tuple[str, int, float | None]] = [(there, size, None), (missing, size, None), (there, view.fit(size // 2), None)]
+    calls += [(there, size, timeout_s) for timeout_s in pressing(alone_s)]
+    with contextlib.ExitStack() as lent:
+        watched: list[tuple[str, Arena]] = []
+        for name, length, timeout_s in calls:
+            arena = lent.enter_context(view.lend([length]))
+            said = _get(view, arena, name, timeout_s)
+            # The next request's data, as it were.
+            arena.paint()
+            how = "" if timeout_s is None else f", whose deadline was {timeout_s:.4f} s away"
+            if said != GetStatus.IN_DOUBT.name:
+                watched.append((f"a get{how}, answered {said}", arena))
+        closing = store.open()
+        arena = lent.enter_context(closing.lend([size]))
+        running = Running(lambda: _get(closing, arena, there, None))
+        closing.close()
+        if running.ended(RETURN_S + AFTER_S):
+            arena.paint()
+            watched.append(("a get during which the backend was closed", arena))
+        time.sleep(AFTER_S)
+        for what, arena in watched:
+            at = changed(arena)
+            seen = f"a changed byte at offset {at} of the region within {AFTER_S:g} s, buffers: {arena.buffers}"
+            require(at is None, "memory that nobody writes to after the call returned", seen, note=f"after {what}")
+
+
+@proves("KV-LIVE-05")
+def test_a_put_that_returned_reads_no_more(store: Store, view: View, run: Run) -> None:
+    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 16)
+    old = store.name()
+    view.store((old, Record(size, 1)))
+    alone_s = took_s(lambda: view.store((store.name(), Record(size, 1))))
+    calls: list[tuple[str, Mode, float | None]] = [(old, Mode.CREATE, None)]
+    calls += [(store.name(), mode, timeout_s) for mode in Mode for timeout_s in pressing(alone_s)]
+    with contextlib.ExitStack() as lent:
+        put: list[tuple[str, str, int]] = []
+        for tag, (name, mode, timeout_s) in enumerate(calls, 2):
+            arena = lent.enter_context(view.lend([size]))
+            said = _put(view, arena, name, Record(size, tag), mode, timeout_s)
+            arena.paint()
+            how = "" if timeout_s is None else f", whose deadline was {timeout_s:.4f} s away"
+            put += (
+                [(name, f"a put, {mode}{how}, answered {said}", tag)]
+                if said not in (PutStatus.STORED.name, PutStatus.IN_DOUBT.name)
+                else []
+            )
+        closing, closed = store.open(), store.name()
+        arena = lent.enter_context(closing.lend([size]))
+        running = Running(lambda: _put(closing, arena, closed, Record(size, 1), Mode.CREATE, None))
+        closing.close()
+        if running.ended(RETURN_S + AFTER_S):
+            arena.paint()
+            put.append((closed, "a put during which the backend was closed", 1))
+        time.sleep(AFTER_S)
+        for name, what, tag in put:
+            _check_unread(view, name, [Record(size, tag), Record(size, 1)], what)
+
+
+@proves("KV-LIVE-06")
+def test_in_doubt_is_answered_where_it_is_declared_and_with_a_ticket(store: Store, view: View, run: Run) -> None:
+    count = min(2, view.capabilities.max_batch)
+    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 64)
+    names = store.names(count)
+    alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in names)))
+    for timeout_s in pressing(alone_s):
+        # What a call may answer, and with what, is judged by the view.
+        with whatever_it_answers():
+            view.put_all([(name, Record(size, 1)) for name in store.names(count)], timeout_s=timeout_s)
+        with whatever_it_answers():
+            view.get_all([(name, size) for name in names], timeout_s=timeout_s)
+
+
+@proves("KV-LIVE-07")
+def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run: Run) -> None:
+    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 64)
+    count = min(3, view.capabilities.max_batch)
+    there = store.names(count)
+    alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in there)))
+    with contextlib.ExitStack() as lent:
+        read: list[Arena] = []
+        put: list[tuple[str, int]] = []
+        for tag, timeout_s in enumerate((timeout_s for timeout_s in pressing(alone_s) if timeout_s > 0), 2):
+            # One buffer an arena: each is free when its own ticket is settled.
+            arenas = [lent.enter_context(view.lend([size])) for _ in there]
+            gets = [Get(name, tuple(arena.buffers)) for name, arena in zip(there, arenas, strict=True)]
+            results: list[GetResult] = view.raw("get", gets, timeout_s, settle=False)
+            doubtful = [arena for arena, result in zip(arenas, results, strict=True) if result.status is GetStatus.IN_DOUBT]
+            _settle(view, [result.ticket for result in results if result.status is GetStatus.IN_DOUBT], doubtful)
+            read += doubtful
+
+            names = store.names(count)
+            arenas = [lent.enter_context(view.lend([size])) for _ in names]
+            for arena in arenas:
+                arena.buffers[0].view[:] = Record(size, tag).bytes
+            puts = [Put(name, tuple(arena.buffers)) for name, arena in zip(names, arenas, strict=True)]
+            answers: list[PutResult] = view.raw("put", puts, timeout_s, settle=False)
+            doubtful = [arena for arena, answer in zip(arenas, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
+            _settle(view, [answer.ticket for answer in answers if answer.status is PutStatus.IN_DOUBT], doubtful)
+            put += [(name, tag) for name, answer in zip(names, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
+        if not read and not put:
+            raise NotApplicable("no call was in doubt, although deadlines passed in the middle of calls")
+        time.sleep(AFTER_S)
+        for arena in read:
+            at = changed(arena)
+            require(at is None, "memory that nobody writes to after settle said True", f"a changed byte at offset {at} of the region")
+        for name, tag in put:
+            _check_unread(view, name, [Record(size, tag)], "a put that was in doubt, when settle had said True")
+
+
+def _settle(view: View, tickets: Sequence[object], arenas: Sequence[Arena]) -> None:
+    """Ask, first without time, until each is over; what is over is painted at once."""
+    left = list(zip(tickets, arenas, strict=True))
+    until_s = time.monotonic() + SETTLED_S
+    timeout_s = -1.0
+    while left:
+        began_s = time.monotonic()
+        over = view.ask_settled([ticket for ticket, _ in left], timeout_s)
+        late_s = time.monotonic() - began_s - max(0.0, timeout_s)
+        require(late_s < RETURN_S, "settle to return by its deadline", f"its return {late_s:.1f} s later")
+        for (_, arena), done in zip(left, over, strict=True):
+            if done:
+                arena.paint()
+        left = [one for one, done in zip(left, over, strict=True) if not done]
+        require(not left or began_s < until_s, f"True from settle for each ticket within {SETTLED_S:g} s", f"False for {len(left)}")
+        timeout_s = 0.1
+
+
+def _get(view: View, arena: Arena, name: str, timeout_s: float | None) -> str:
+    try:
+        results: list[GetResult] = view.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
+    except CallRaised as raised:
+        return raised.seen
+    return results[0].status.name
+
+
+def _put(view: View, arena: Arena, name: str, record: Record, mode: Mode, timeout_s: float | None) -> str:
+    arena.buffers[0].view[:] = record.bytes
+    try:
+        results: list[PutResult] = view.raw("put", [Put(name, tuple(arena.buffers), mode)], timeout_s)
+    except CallRaised as raised:
+        return raised.seen
+    return results[0].status.name
+
+
+def _check_unread(view: View, name: str, records: Sequence[Record], what: str) -> None:
+    """Nothing may be there but what the buffers held while the put ran."""
+    got = view.get(name, records[0].size)
+    if got.result.status is GetStatus.FOUND and got.bytes not in [record.bytes for record in records]:
+        seen = show_difference(records[0].bytes, got.bytes)
+        require(False, f"none of what the buffers held after the put returned, under {name}", seen, note=f"after {what}")

@@ -1,0 +1,242 @@
+"""Profile liveness: the end of a backend."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore_sdk.backend import (
+    ClosedError,
+    DeleteStatus,
+    Failure,
+    Get,
+    GetStatus,
+    Mode,
+    NoSpaceError,
+    Put,
+    PutStatus,
+    SupportsDelete,
+    SupportsList,
+    SupportsUsage,
+)
+from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import CallRaised, require
+from kvstore_sdk_conformance.memory import Arena
+from kvstore_sdk_conformance.pressing import Running
+from kvstore_sdk_conformance.run import Run
+from kvstore_sdk_conformance.steps import modest
+from kvstore_sdk_conformance.store import Store
+from kvstore_sdk_conformance.view import View
+
+CLOSE_S = 5.0
+CALL_S = 30.0
+"""Longer than a call that is closed under may take: whoever waits for it is late."""
+BUSY_S = 1.0
+"""For threads that wait for a processor, at the end of their calls."""
+ROUNDS, THREADS, CLOSERS, MAX_DELAY_S = 3, 4, 4, 0.05
+TURNS = 200
+WARM_UPS, CHURNS, RELEASE_S = 4, 16, 3.0
+
+
+@proves("KV-LIVE-08")
+def test_close_returns_and_may_be_called_again(store: Store, view: View) -> None:
+    size = view.fit(4096)
+    view.get(store.name(), size)
+    if not view.capabilities.read_only:
+        view.store((store.name(), Record(size, 1)))
+    # How long it takes, and that it raises nothing, is judged by the view. Each time it is called by another thread.
+    for _ in range(3):
+        view.close(CLOSE_S)
+    store.open().close(CLOSE_S)
+    other = store.open()
+    other.exists(store.name())
+    closers = [Running(lambda: other.close(CLOSE_S)) for _ in range(CLOSERS)]
+    ended = [closer.ended(CLOSE_S + BUSY_S) for closer in closers]
+    require(all(ended), f"{CLOSERS} calls of close at the same time to return", f"{ended.count(False)} that did not within {CLOSE_S:g} s")
+
+
+@proves("KV-LIVE-09")
+def test_calls_that_run_during_close_end_and_tell_the_truth(store: Store, view: View, run: Run) -> None:
+    size = modest(view, min(1 << 20, run.largest_bytes), 64)
+    there, missing = store.names(2)
+    view.store((there, Record(size, 1)))
+    for _ in range(ROUNDS):
+        other = store.open()
+        users = [User(other, there, missing, store.name(), size) for _ in range(min(THREADS, other.capabilities.max_concurrency))]
+        closed = threading.Event()
+        with contextlib.ExitStack() as lent:
+            calls = []
+            for turn, user in enumerate(users):
+                arena = lent.enter_context(other.lend([size]))
+                calls.append(Running(functools.partial(user.work, arena, turn, closed)))
+            time.sleep(store.random.uniform(0.0, MAX_DELAY_S))
+            began_s = time.monotonic()
+            try:
+                other.close(CLOSE_S)
+            finally:
+                closed.set()
+            for call, user in zip(calls, users, strict=True):
+                ended = call.ended(began_s + CLOSE_S + BUSY_S - time.monotonic())
+                require(ended, f"every call to end within {CLOSE_S:g} s of close", f"{user.doing} that goes on")
+            for user in users:
+                user.check(view)
+
+
+@proves("KV-LIVE-10")
+def test_calls_after_close_answer_closed(store: Store, view: View) -> None:
+    size, name, new = view.fit(4096), store.name(), store.name()
+    writable = not view.capabilities.read_only
+    if writable:
+        view.store((name, Record(size, 1)))
+    # Lent before: whoever announces memory does so while the backend is open.
+    with view.lend([size]) as arena:
+        arena.paint()
+        view.close()
+        answers = view.raw("exists", (name, new)[: view.capabilities.max_batch])
+        require(all(map(_is_closed, answers)), "a Failure with ClosedError from exists", answers)
+        [got] = view.raw("get", [Get(name, tuple(arena.buffers))])
+        require(got.status is GetStatus.CLOSED, "CLOSED from get", got)
+        if writable:
+            for mode in Mode:
+                [put] = view.raw("put", [Put(new, tuple(arena.buffers), mode)])
+                require(put.status is PutStatus.CLOSED, f"CLOSED from put, {mode}", put)
+        if isinstance(view.backend, SupportsDelete):
+            [deleted] = view.raw("delete", [name])
+            require(_is_closed(deleted), "a Failure with ClosedError from delete", deleted)
+        for op, call in _listing(view):
+            try:
+                answer = call()
+            except CallRaised as raised:
+                require(isinstance(raised.error, ClosedError), f"ClosedError from {op}", raised.seen)
+            else:
+                require(False, f"{op} to raise ClosedError", answer)
+
+
+@proves("KV-LIVE-13")
+def test_close_releases_threads_and_descriptors(store: Store, view: View) -> None:
+    # In a process of its own: this one has threads and descriptors that come and go. And alone, as an engine's process would be.
+    view.close()
+    child = store.child()
+    child.ask("churn", times=WARM_UPS)
+    before = child.ask("held")
+    child.ask("churn", times=CHURNS)
+    after = child.ask("held")
+    until_s = time.monotonic() + RELEASE_S
+    while _has_grown(before, after) and time.monotonic() < until_s:
+        time.sleep(0.1)
+        after = child.ask("held")
+    for what, count in after.items():
+        # A pool that fills up is no leak: what grows with every opening is.
+        seen = f"{count - before[what]} more {what} after {CHURNS} times open and close"
+        require(count - before[what] < CHURNS // 2, f"as many {what} as before", seen)
+
+
+@dataclass
+class User:
+    """One thread's use of a view that will be closed: it does one call after the other, and keeps the answers."""
+
+    view: View
+    there: str
+    missing: str
+    own: str
+    size: int
+    doing: str = "nothing"
+    answers: list[tuple[str, Any]] = field(default_factory=list)
+    puts: list[tuple[int, PutStatus]] = field(default_factory=list)
+
+    def work(self, arena: Arena, turn: int, closed: threading.Event) -> None:
+        """Call until the view is closed."""
+        calls = self._calls(arena)
+        for number in range(turn, turn + TURNS):
+            if closed.is_set():
+                return
+            self.doing, call = calls[number % len(calls)]
+            try:
+                self.answers.append((self.doing, call()))
+            except CallRaised as raised:
+                self.answers.append((self.doing, raised.error))
+        closed.wait(CALL_S)
+
+    def check(self, view: View) -> None:
+        """Hold the answers against what is true, as another view sees it."""
+        for op, answer in self.answers:
+            require(_GOOD[op](answer), f"a true answer from {op} while close was called, or CLOSED", answer)
+        stored = [tag for tag, status in self.puts if status is PutStatus.STORED]
+        first = self.puts.index((stored[-1], PutStatus.STORED)) if stored else 0
+        open_ = [tag for tag, status in self.puts[first:] if status in (PutStatus.UNKNOWN, PutStatus.IN_DOUBT)]
+        if not self.puts:
+            return
+        got = view.get(self.own, self.size)
+        allowed = [Record(self.size, tag).bytes for tag in [*stored[-1:], *open_]]
+        gone = got.result.status is GetStatus.MISSING
+        note = f"put one after another: {', '.join(f'{tag} {status.name}' for tag, status in self.puts[-4:])}"
+        require(not (gone and stored), f"{self.own}, which was STORED while close was called", got.result, note=note)
+        # Another record than the last that was STORED is one that was answered CLOSED.
+        right = gone or got.bytes in allowed
+        require(right, "nothing of a put that answered CLOSED", "its record", note=note, breaks="KV-ATOM-04" if stored else "KV-ATOM-03")
+
+    def _calls(self, arena: Arena) -> Sequence[tuple[str, Callable[[], Any]]]:
+        [buffer] = arena.buffers
+
+        def put() -> Any:
+            tag = 2 + len(self.puts)
+            buffer.view[:] = Record(self.size, tag).bytes
+            [result] = self.view.raw("put", [Put(self.own, (buffer,), Mode.REPLACE)], CALL_S, settle=False)
+            self.puts.append((tag, result.status))
+            return result
+
+        def get() -> Any:
+            buffer.view[:16] = bytes(16)
+            [result] = self.view.raw("get", [Get(self.there, (buffer,))], CALL_S, settle=False)
+            right = result.status is not GetStatus.FOUND or bytes(buffer.view) == Record(self.size, 1).bytes
+            return result if right else "FOUND with other bytes"
+
+        calls = [
+            ("put", put),
+            ("get", get),
+            ("exists", lambda: self.view.raw("exists", [self.there], CALL_S)[0]),
+            ("exists of a missing record", lambda: self.view.raw("exists", [self.missing], CALL_S)[0]),
+        ]
+        if isinstance(self.view.backend, SupportsDelete):
+            calls.append(("delete", lambda: self.view.raw("delete", [self.missing], CALL_S)[0]))
+        return [*calls, *_listing(self.view)]
+
+
+def _listing(view: View) -> list[tuple[str, Callable[[], Any]]]:
+    calls: list[tuple[str, Callable[[], Any]]] = []
+    if isinstance(view.backend, SupportsList):
+        calls.append(("list", lambda: view.page(timeout_s=CALL_S)))
+    if isinstance(view.backend, SupportsUsage):
+        calls.append(("usage", lambda: view.usage(timeout_s=CALL_S)))
+    return calls
+
+
+def _is_closed(answer: object) -> bool:
+    return isinstance(answer, Failure) and isinstance(answer.error, ClosedError)
+
+
+def _is_good_put(answer: Any) -> bool:
+    status = getattr(answer, "status", None)
+    full = status is PutStatus.FAILED and isinstance(answer.error, NoSpaceError)
+    return full or status in (PutStatus.STORED, PutStatus.UNKNOWN, PutStatus.IN_DOUBT, PutStatus.CLOSED)
+
+
+_GOOD: dict[str, Callable[[Any], bool]] = {
+    "put": _is_good_put,
+    "get": lambda answer: getattr(answer, "status", None) in (GetStatus.FOUND, GetStatus.IN_DOUBT, GetStatus.CLOSED),
+    "exists": lambda answer: answer is True or _is_closed(answer),
+    "exists of a missing record": lambda answer: answer is False or _is_closed(answer),
+    "delete": lambda answer: answer is DeleteStatus.ABSENT or _is_closed(answer),
+    "list": lambda answer: not isinstance(answer, BaseException) or isinstance(answer, ClosedError),
+    "usage": lambda answer: not isinstance(answer, BaseException) or isinstance(answer, ClosedError),
+}
+
+
+def _has_grown(before: dict[str, int], after: dict[str, int]) -> bool:
+    return any(after[what] > before[what] for what in before)
