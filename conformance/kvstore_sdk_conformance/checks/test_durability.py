@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore_sdk.backend import ConfigError, Mode, PutStatus, SupportsUsage
+from kvstore_sdk.backend import ConfigError, Mode, PutStatus, SupportsUsage, Usage
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require
@@ -111,7 +111,7 @@ def test_what_is_stored_is_there_after_close(store: Store) -> None:
 def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, run: Run) -> None:
     first = store.open()
     small, large = modest(first, SMALL), modest(first, LARGE)
-    sizes = {name: small for name in store.names(3)}
+    sizes = dict.fromkeys(store.names(3), small)
     first.store(*((name, Record(small, 1)) for name in sizes))
     empty_bytes = first.usage().used_bytes - 3 * small if isinstance(first.backend, SupportsUsage) else 0
     watching = _only_if_shared(store, first)
@@ -128,14 +128,8 @@ def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, ru
                 require(not strange, "the records that are there, after a writer was killed", f"also {strange}")
                 require(late or listed == sizes, "every record that is there", f"{len(listed)} of {len(sizes)}", breaks="KV-LIST-01")
         if isinstance(view.backend, SupportsUsage):
-            until(lambda view=view: view.usage().records == len(sizes), AGAIN_S)  # type: ignore[misc]
-            usage = view.usage()
-            require(usage.records == len(sizes), f"{len(sizes)} records in usage, after a writer was killed", usage)
             # Half of what was being written is room for what a store needs of its own.
-            most = empty_bytes + sum(sizes.values()) + large // 2
-            until(lambda view=view, most=most: view.usage().used_bytes <= most, AGAIN_S)  # type: ignore[misc]
-            usage = view.usage()
-            require(usage.used_bytes <= most, f"used_bytes of the {len(sizes)} records, {sum(sizes.values())} bytes", usage)
+            _require_counted(view, sizes, empty_bytes + sum(sizes.values()) + large // 2)
         view.close()
 
 
@@ -230,7 +224,10 @@ def _replace_until_killed(
     tag: int,
     at_once: bool,
 ) -> None:
-    """Replace `records` until the process is killed; `records` says what is there before, and then afterwards. `at_once`: the store declares read_after_write."""
+    """Replace `records` until the process is killed; `records` says what is there before, and then afterwards.
+
+    `at_once`: the store declares read_after_write.
+    """
     killed = _kill(store, names, size, batch=1, puts=puts, fraction=fraction, mode=Mode.REPLACE, tag=tag)
     may_be = {name: [record] for name, record in records.items()}
     for number in sorted(killed.begun):
@@ -296,6 +293,16 @@ def _store_by(view: View, name: str, record: Record, mode: Mode, end_s: float, w
         time.sleep(0.05)
     if result.status is PutStatus.STORED:
         view.check_found(name, record)
+
+
+def _require_counted(view: View, sizes: dict[str, int], most_bytes: int) -> None:
+    def is_right(usage: Usage) -> bool:
+        return usage.records == len(sizes) and usage.used_bytes <= most_bytes
+
+    until(lambda: is_right(view.usage()), AGAIN_S)
+    expected = f"{len(sizes)} records of together {sum(sizes.values())} bytes in usage, after a writer was killed"
+    usage = view.usage()
+    require(is_right(usage), expected, usage)
 
 
 def _only_if_shared(store: Store, first: View) -> View | None:
