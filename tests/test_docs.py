@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -9,9 +10,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvstore_sdk.backend import Capabilities
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS
 from kvstore_sdk.vllm.options import parse_tier_options
 
@@ -44,64 +47,69 @@ def test_the_backend_of_the_readme_carries_the_demo(tmp_path: Path) -> None:
     assert len(list((tmp_path / "records").iterdir())) == 58 + 1  # and the manifest
 
 
-@pytest.fixture(scope="module")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The package of docs/write-a-backend.md: its source, and a folder it is installed into."""
-    folder = tmp_path_factory.mktemp("acme")
-    source, site = folder / "acme-kvstore", folder / "site"
-    text = (ROOT / "docs" / "write-a-backend.md").read_text()
-    text, _, end = text.partition("## Break it on purpose")
-    files = re.findall(r"^`([\w/]+\.\w+)`:?[^`]*?\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    [faulty] = re.findall(r"^```python\n(.*?)^```$", end, re.DOTALL | re.MULTILINE)
-    assert [name for name, _ in files] == ["pyproject.toml", "acme_kvstore/__init__.py", "acme_kvstore/backend.py", "tests/test_acme.py"]
-    for name, content in files:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(content)
-    (folder / "faulty_acme.py").write_text(faulty)
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    run(*pip, "--target", site, source, cwd=folder, path=site)
-    return source, site
+VENDORS_PAGE = ROOT / "docs" / "write-a-backend.md"
 
 
-def test_the_vendors_package_is_found_by_its_name_and_passes_its_test(acme: tuple[Path, Path]) -> None:
-    source, site = acme
-    assert "busy_wait_s" in kvstore("backends", "acme", cwd=source, path=site)
-    assert "1 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", cwd=source, path=site)
+def conformance(target: str, *arguments: str, cwd: Path) -> dict[str, Any]:
+    """The report of a run, which may end as it likes."""
+    command = (sys.executable, "-m", "kvstore_sdk", "conformance", target, "--report", str(cwd / "report.json"), *arguments)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((cwd / "report.json").read_text())
+    return found
 
 
-def test_the_vendors_package_carries_the_demo(acme: tuple[Path, Path], tmp_path: Path) -> None:
-    source, site = acme
-    demo = ("demo", "--no-vllm", "--prompts", "1", "--store")
-    assert "58 of 58" in kvstore(*demo, f"acme://{tmp_path}/kv.db", cwd=tmp_path, path=site)
-    other_way = ("acme_kvstore:open_acme", "--location", f"{tmp_path}/kv.db", "--option", "busy_wait_s=500ms")
-    printed = kvstore(*demo, *other_way, cwd=tmp_path, path=source)
-    assert ": 0 new, 0 replaced, 58 there before" in printed
+@pytest.fixture
+def vendor(tmp_path: Path) -> tuple[str, str, str]:
+    """The sources of the vendors' page: the dictionary, the same when it is finished, and the broken one."""
+    sources = [source for source in blocks(VENDORS_PAGE, "python") if "import" in source]
+    [first, finished, faulty] = sources
+    return first, finished, faulty
 
 
-def test_the_vendors_package_wants_an_absolute_path(acme: tuple[Path, Path], tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "kvstore_sdk", "demo", "--no-vllm", "--store", "acme://kv.db")
-    environment = {**os.environ, "PYTHONPATH": str(acme[1])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert "backend acme: location: 'kv.db' must be an absolute path" in done.stderr
+def test_the_first_backend_of_the_vendors_page_breaks_what_the_page_says(vendor: tuple[str, str, str], tmp_path: Path) -> None:
+    (tmp_path / "my_store.py").write_text(vendor[0])
+    report = conformance("my_store:open_my_store", "--profile", "core,liveness", cwd=tmp_path)
+    broken = {found["id"] for found in report["requirements"] if found["status"] == "fail"}
+    assert broken == set(re.findall(r"^\| (KV-\w+-\d+) \|", VENDORS_PAGE.read_text(), re.MULTILINE))
 
 
-def test_the_demo_of_the_broken_backend_fails_and_counts_what_was_bad(acme: tuple[Path, Path], tmp_path: Path) -> None:
-    source, site = acme
-    command = (sys.executable, "-m", "kvstore_sdk", "demo", "--no-vllm", "--prompts", "1")
-    store = ("--store", "faulty_acme:open_faulty", "--location", str(tmp_path / "faulty.db"))
-    environment = {**os.environ, "PYTHONPATH": f"{site}:{source.parent}"}
-    done = subprocess.run((*command, *store), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert {"unstable_reads", "corrupt"} <= {line[0] for line in lines if line}
-    assert any("is corrupt (" in line for line in done.stdout.splitlines())
+def test_the_finished_backend_of_the_vendors_page_is_conformant(vendor: tuple[str, str, str], tmp_path: Path) -> None:
+    (tmp_path / "my_store.py").write_text(vendor[1])
+    report = conformance("my_store:open_my_store", cwd=tmp_path)
+    claimed = {profile for profile, found in report["verdicts"].items() if found["verdict"] != "NOT CLAIMED"}
+    assert {found["verdict"] for found in report["verdicts"].values()} <= {"CONFORMANT", "NOT CLAIMED"}
+    [named] = re.findall(r"It is CONFORMANT in all that it claims: ([^.]+)\.", VENDORS_PAGE.read_text())
+    assert claimed == set(re.findall(r"`(\w+)`", named))
 
 
-def test_the_vendors_package_is_typed(acme: tuple[Path, Path]) -> None:
-    source, site = acme
-    (source / "mypy.ini").write_text("[mypy]\nstrict = true\n")
-    run(sys.executable, "-m", "mypy", "acme_kvstore", cwd=source, path=site)
+def test_the_broken_backend_of_the_vendors_page_is_found_out(vendor: tuple[str, str, str], tmp_path: Path) -> None:
+    (tmp_path / "my_store.py").write_text(vendor[1])
+    (tmp_path / "faulty_store.py").write_text(vendor[2])
+    report = conformance("faulty_store:open_faulty", "--profile", "core", cwd=tmp_path)
+    assert {found["id"] for found in report["requirements"] if found["status"] == "fail"} == {"KV-CORE-01"}
+
+
+def test_the_vendors_page_quotes_the_example_as_it_is() -> None:
+    text = VENDORS_PAGE.read_text()
+    quotes = re.findall(r"^From `(examples/[^`]+)`:\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(quotes) == 4
+    for name, quote in quotes:
+        assert quote in (ROOT / name).read_text(), name
+    [tree] = [block for block in re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if block.startswith("acme-redis/")]
+    assert tree in (ROOT / "examples" / "acme-redis" / "README.md").read_text()
+
+
+def test_the_vendors_page_has_every_capability() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \|", VENDORS_PAGE.read_text().partition("## Capabilities")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    shown = {name: default for name, default in rows}
+    declared = {field.name: field.default for field in dataclasses.fields(Capabilities)}
+    assert list(shown) == list(declared)
+    for name, default in declared.items():
+        wanted = "required" if default is dataclasses.MISSING else getattr(default, "name", str(default).lower())
+        assert shown[name].strip("`") == wanted, name
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])
