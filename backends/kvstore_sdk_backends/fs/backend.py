@@ -16,6 +16,7 @@ from kvstore_sdk.backend import (
     Bounds,
     Capabilities,
     ClosedError,
+    ConfigError,
     Deadline,
     DeleteStatus,
     Durability,
@@ -27,6 +28,7 @@ from kvstore_sdk.backend import (
     InvalidError,
     ListPage,
     Mode,
+    NoSpaceError,
     Put,
     PutResult,
     PutStatus,
@@ -37,8 +39,9 @@ from kvstore_sdk.backend import (
     is_valid_name,
 )
 from kvstore_sdk_backends.fs.bounded import within
-from kvstore_sdk_backends.fs.folder import MAX_NAME_BYTES, check_direct_io, check_location, inspect, is_cached_mount
+from kvstore_sdk_backends.fs.folder import MAX_NAME_BYTES, TEMP, WHERE, check_direct_io, check_location, inspect, is_cached_mount
 from kvstore_sdk_backends.fs.io import IOV_MAX, DirectIO, StoppedError, WrongSizeError, read_file
+from kvstore_sdk_backends.fs.space import Space
 from kvstore_sdk_backends.fs.tempfiles import LONGEST_PUT_S
 from kvstore_sdk_backends.fs.walk import walk
 from kvstore_sdk_backends.fs.writing import RecordWriter
@@ -71,6 +74,9 @@ def open_fs(
     read_only: Annotated[bool, "create, change and remove nothing; also for a mount that is read-only"] = False,
     direct_io: Annotated[Literal["auto", "always", "never"], "bypass the page cache; always: or do not open"] = "auto",
     max_record_bytes: Annotated[int, Bounds(ge=1, le=1 << 40), "refuse to store larger records"] = 1 << 30,
+    max_bytes: Annotated[
+        int | None, Bounds(ge=1, le=1 << 60), "keep all records together below this: evict those that were used longest ago"
+    ] = None,
 ) -> FsBackend:
     """Open the folder `location`, an absolute path, as a store. Any number of processes and hosts may have it open.
 
@@ -81,11 +87,13 @@ def open_fs(
         BackendError: the filesystem failed, or did not answer within 30 s.
     """
     root = check_location(location)
+    if read_only and max_bytes is not None:
+        raise ConfigError(WHERE, "max_bytes", "evicts records, and read_only removes nothing; leave one of them out")
 
     def step() -> FsBackend:
         marked = inspect(root, read_only)
         direct = DirectIO(root, direct_io != "never")
-        backend = FsBackend(root, direct, read_only=read_only, max_record_bytes=max_record_bytes)
+        backend = FsBackend(root, direct, read_only=read_only, max_record_bytes=max_record_bytes, max_bytes=max_bytes)
         if not read_only:
             if direct_io == "always":
                 check_direct_io(root, marked)
@@ -103,9 +111,9 @@ class FsBackend:
     instant both may answer STORED, which is as true of either, since records of one name are equal.
     """
 
-    def __init__(self, root: str, direct: DirectIO, *, read_only: bool, max_record_bytes: int) -> None:
+    def __init__(self, root: str, direct: DirectIO, *, read_only: bool, max_record_bytes: int, max_bytes: int | None) -> None:
         self.capabilities = Capabilities(
-            max_record_bytes=max_record_bytes,
+            max_record_bytes=min(max_record_bytes, max_bytes or max_record_bytes),
             max_batch=1024,
             max_parts=IOV_MAX,
             max_concurrency=64,
@@ -119,7 +127,11 @@ class FsBackend:
         self._root = root
         self._read_only = read_only
         self._direct = direct
+        self._max_bytes = max_bytes
         self._records = RecordWriter(root, direct)
+        self._space = None if max_bytes is None else Space(root, f"{root}/{TEMP}", max_bytes, self._records.identity)
+        self._records.space = self._space
+        self._used = self._space.used if self._space else None
         self._pid = os.getpid()
         self._closed = False
         self._puts = 0
@@ -165,7 +177,7 @@ class FsBackend:
     def usage(self, deadline: Deadline) -> Usage:
         """Counts every record there is: some seconds for a million. `used_bytes` are the records' own.
 
-        `capacity_bytes` is what the store could grow to: the bytes it has and those that the filesystem has free.
+        `capacity_bytes` is `max_bytes`, or what the store could grow to: the bytes it has and those that the filesystem has free.
         """
         if refused := self._refused("usage"):
             raise refused
@@ -174,12 +186,24 @@ class FsBackend:
             for entry in walk(self._root, "", "", _USAGE_PAGE, MAX_NAME_BYTES, deadline):
                 records += 1
                 used += entry.size_bytes
+            if self._max_bytes is not None:
+                return Usage(records, used, self._max_bytes)
             volume = os.statvfs(self._root)
         except TimedOutError:
             raise
         except OSError as cause:
             raise error_from_os(f"fs usage {self._root}", cause) from cause
         return Usage(records, used, used + volume.f_bavail * volume.f_frsize)
+
+    @property
+    def evicted_records(self) -> int:
+        """How many records this process evicted. Of those that share a folder one does, at a time."""
+        return self._space.evicted_records if self._space else 0
+
+    @property
+    def evicted_bytes(self) -> int:
+        """How many bytes they had."""
+        return self._space.evicted_bytes if self._space else 0
 
     def sweep(self, deadline: Deadline | None = None) -> int:
         """Remove the temporary files of writers that are gone; those of living ones, on any host, are left alone.
@@ -264,7 +288,7 @@ class FsBackend:
         try:
             if stopped():
                 raise StoppedError
-            read_file(path, get.into, size_bytes, self._direct, stopped)
+            read_file(path, get.into, size_bytes, self._direct, stopped, self._used)
         except WrongSizeError as wrong:
             return GetResult.wrong_size(wrong.size_bytes, size_bytes)
         except StoppedError:
@@ -282,14 +306,20 @@ class FsBackend:
             return Failure(self._read_only_error(f"delete {name}"))
         if deadline.expired:
             return Failure(TimedOutError(f"fs delete {name}: the deadline passed"))
+        path = f"{self._root}/{name}"
         try:
-            os.unlink(f"{self._root}/{name}")
+            if self._space:
+                size_bytes = os.stat(path, follow_symlinks=False).st_size
+                os.unlink(path)
+                self._space.freed(size_bytes)
+            else:
+                os.unlink(path)
         except IsADirectoryError:
             return DeleteStatus.ABSENT
         except OSError as cause:
             if cause.errno in _GONE:
                 return DeleteStatus.ABSENT
-            return Failure(error_from_os(f"fs delete {self._root}/{name}", cause))
+            return Failure(error_from_os(f"fs delete {path}", cause))
         return DeleteStatus.DELETED
 
     def _put(self, put: Put, deadline: Deadline) -> PutResult:
@@ -299,7 +329,8 @@ class FsBackend:
         if size_bytes > most:
             return PutResult.failed(InvalidError(f"fs put {put.name}: {size_bytes} bytes are more than max_record_bytes {most}"))
         # The age rule of the temporary files rests on this limit.
-        stopped = self._stop(min(deadline.at_s, time.monotonic() + LONGEST_PUT_S))
+        at_s = min(deadline.at_s, time.monotonic() + LONGEST_PUT_S)
+        stopped = self._stop(at_s)
         path = f"{self._root}/{put.name}"
         try:
             if stopped():
@@ -307,10 +338,10 @@ class FsBackend:
             # `access` costs a fraction of `stat` where nothing is, which is the rule. What it cannot tell, the writing will.
             if put.mode is Mode.CREATE and os.access(path, os.F_OK) and self._is_record(path):
                 return _EXISTS
-            return self._records.store(put, size_bytes, stopped)
+            return self._records.store(put, size_bytes, stopped, at_s)
         except StoppedError:
             return PutResult(PutStatus.CLOSED if self._closed else PutStatus.TIMED_OUT)
-        except InvalidError as error:
+        except (InvalidError, NoSpaceError) as error:
             return PutResult.failed(error)
         except OSError as cause:
             return PutResult.failed(error_from_os(f"fs put {path}", cause))

@@ -14,7 +14,9 @@ from kvstore_sdk_backends.fs.io import DirectIO, probe
 
 __all__ = [
     "MAX_NAME_BYTES",
+    "META",
     "TEMP",
+    "WHERE",
     "check_direct_io",
     "check_location",
     "create_folder",

@@ -110,8 +110,15 @@ def probe(path: str, direct: DirectIO) -> None:
             os.unlink(path)
 
 
-def read_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: DirectIO, stopped: Callable[[], bool]) -> None:
-    """Fill `parts`, `size_bytes` together, with the file at `path`.
+def read_file(
+    path: str,
+    parts: Sequence[Buffer],
+    size_bytes: int,
+    direct: DirectIO,
+    stopped: Callable[[], bool],
+    used: Callable[[int], object] | None = None,
+) -> None:
+    """Fill `parts`, `size_bytes` together, with the file at `path`. If that succeeds, `used` gets the open file.
 
     Raises:
         WrongSizeError: the file is shorter or longer; `parts` may have been written to.
@@ -133,6 +140,8 @@ def read_file(path: str, parts: Sequence[Buffer], size_bytes: int, direct: Direc
             if facts.st_size != size_bytes or done < size_bytes:
                 # A file that shrank meanwhile, or was too short, has the size that was read.
                 raise WrongSizeError(facts.st_size if done >= size_bytes else min(done, facts.st_size))
+        if used:
+            used(fd)
     finally:
         os.close(fd)
 

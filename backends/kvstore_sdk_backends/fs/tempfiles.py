@@ -38,7 +38,7 @@ from enum import Enum
 from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.fs.folder import create_folder, mode_of
 
-__all__ = ["LONGEST_PUT_S", "STALE_S", "Writer", "sweep"]
+__all__ = ["LONGEST_PUT_S", "STALE_S", "Writer", "is_gone", "sweep"]
 
 LONGEST_PUT_S = 3600.0
 """No single put goes on for longer, whatever its deadline: the age rule rests on it. An hour moves a record of 1 GiB at 0.3 MB/s."""
@@ -144,6 +144,24 @@ def sweep(temp_root: str, deadline: Deadline) -> int:
         with contextlib.suppress(OSError):
             removed += _sweep_writer(temp_root, name, kernel != _NO_LOCK and name.startswith(here), facts.st_mtime - STALE_S, deadline)
     return removed
+
+
+def is_gone(temp_root: str, name: str) -> bool:
+    """Whether the writer `name` is provably dead: it ran on this kernel and this mount, and its lock is free or not there any more."""
+    try:
+        kernel = _kernel()
+        if kernel == _NO_LOCK or not name.startswith(f"{kernel}-{os.stat(temp_root).st_dev:x}-"):
+            return False
+        path = f"{temp_root}/{name}.lock"
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return os.path.isdir(temp_root)
+    except OSError:
+        return False
+    try:
+        return _lock(fd, path) is _Lock.OURS
+    finally:
+        os.close(fd)
 
 
 def _take_name(root: str) -> tuple[str, int]:

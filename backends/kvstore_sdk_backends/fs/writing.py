@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore_sdk.backend import ConfigError, Deadline, InvalidError, NoSpaceError, Put, PutResult, PutStatus, error_from_os
 from kvstore_sdk_backends.fs.folder import TEMP, create_folder, create_folders, has_marker, mode_of, open_error, write_marker
 from kvstore_sdk_backends.fs.io import DirectIO, StoppedError, probe, write_file
+from kvstore_sdk_backends.fs.space import Claim, Space, live_bound
 from kvstore_sdk_backends.fs.tempfiles import Writer, sweep
 
 __all__ = ["RecordWriter"]
@@ -19,14 +21,21 @@ _log = logging.getLogger("kvstore_sdk_backends.fs")
 
 _STORED = PutResult(PutStatus.STORED)
 
+_FOLDER_TRIES = 3
+
 OPEN_SWEEP_S = 2.0
 """What an opening spends on the remains of dead writers; some ten thousand files. `sweep` does the rest."""
 
 
 class RecordWriter:
-    """Writes records below `root`. Thread-safe; needs no coordination with other writers, of this process, this host or another."""
+    """Writes records below `root`. Thread-safe; needs no coordination with other writers, of this process, this host or another.
+
+    Attributes:
+        space: Where to ask for room before each put; None: nowhere, the folder is not bounded.
+    """
 
     def __init__(self, root: str, direct: DirectIO) -> None:
+        self.space: Space | None = None
         self._root = root
         self._direct = direct
         self._temp_root = f"{root}/{TEMP}"
@@ -50,25 +59,47 @@ class RecordWriter:
                 write_marker(self._root, self._writer.new_path())
             # A refusal switches O_DIRECT off now, with its warning, and not at the first record.
             probe(self._writer.new_path(), self._direct)
+            if self.space:
+                self.space.begin()
+            elif bounded_by := live_bound(self._root):
+                _log.warning(
+                    "fs %s: others keep it below %d bytes (max_bytes), which this process was not told to do", self._root, bounded_by
+                )
         except OSError as cause:
-            self._writer.end()
+            self.end()
             error = open_error(self._root, cause)
             if not (marked and isinstance(error, NoSpaceError)):
                 raise error from cause
             _log.warning("fs %s: no space (%s); storing begins when there is room, loading works", self._root, cause.strerror)
 
-    def store(self, put: Put, size_bytes: int, stopped: Callable[[], bool]) -> PutResult:
-        """Store one record in the place of whatever is there.
+    def store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], at_s: float) -> PutResult:
+        """Store one record in the place of whatever is there, if there is room before `at_s`.
 
         Raises:
             StoppedError: `stopped` said so before the record became visible.
+            NoSpaceError: there is none.
             InvalidError: what is there cannot be replaced, which says nothing about other records.
             OSError: it is not visible and will not become visible.
         """
+        if self.space is None:
+            return self._store(put, size_bytes, stopped, None)
+        claim = self.space.claim(put.name, stopped, at_s)
+        try:
+            claim.fit(size_bytes - self._replaced_bytes(put.name))
+            return self._store(put, size_bytes, stopped, claim)
+        finally:
+            claim.end()
+
+    def _store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], claim: Claim | None) -> PutResult:
         temp = self._write(put, size_bytes, stopped)
+        growth = size_bytes
         try:
             if stopped():
                 raise StoppedError
+            if claim:
+                # Again, for what was there at first may be gone by now, or something may be.
+                growth -= self._replaced_bytes(put.name)
+                claim.fit(growth)
             self._rename(temp, put.name)
             temp = ""
         except OSError as cause:
@@ -76,6 +107,8 @@ class RecordWriter:
             removed, temp = _discard(temp), ""
             path = f"{self._root}/{put.name}"
             if not removed:
+                if claim:
+                    claim.settle(growth)
                 return PutResult(PutStatus.UNKNOWN, error_from_os(f"fs put {path}", cause))
             if _is_pinned(path, cause):
                 raise InvalidError(
@@ -85,6 +118,8 @@ class RecordWriter:
         finally:
             if temp:
                 _discard(temp)
+        if claim:
+            claim.settle(growth)
         return _STORED
 
     def sweep(self, deadline: Deadline) -> int:
@@ -92,11 +127,25 @@ class RecordWriter:
 
     def end(self) -> None:
         """Call when no `store` runs any more. Never raises."""
+        if self.space:
+            self.space.end()
         self._writer.end()
+
+    def identity(self) -> str:
+        """The name of the writer; "" if there is none now."""
+        return self._writer.name
 
     def forget(self) -> None:
         """Call in a forked child: gives up what was inherited, and changes nothing."""
         self._writer.forget()
+
+    def _replaced_bytes(self, name: str) -> int:
+        """The size of what a record of this name would replace."""
+        try:
+            facts = os.stat(f"{self._root}/{name}", follow_symlinks=False)
+        except OSError:
+            return 0
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else 0
 
     def _write(self, put: Put, size_bytes: int, stopped: Callable[[], bool]) -> str:
         """Write the record to a temporary file, and return its path. After an exception there is no such file."""
@@ -131,15 +180,17 @@ class RecordWriter:
     def _rename(self, temp: str, name: str) -> None:
         """Make the record visible, at one instant, in the place of whatever is there."""
         path = f"{self._root}/{name}"
-        made_folders = removed_folder = False
+        made_folders = 0
+        removed_folder = False
         while True:
             try:
                 os.replace(temp, path)
                 return
             except FileNotFoundError:
-                if made_folders:
+                # Somebody who removes empty folders may have removed what was just made; whoever does it all the time is no evictor.
+                if made_folders == _FOLDER_TRIES:
                     raise
-                made_folders = True
+                made_folders += 1
                 # From the root down, and never the root itself: see `_begin_again`.
                 mode = mode_of(self._root)
                 for end in (at for at, char in enumerate(name) if char == "/"):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from kvstore_sdk.backend import Deadline, Get, Mode, Put, PutStatus, Region
+from kvstore_sdk.backend import Deadline, Get, GetStatus, Mode, Put, PutStatus, Region
 from kvstore_sdk_backends.fs import open_fs
 
 RECORD_BYTES = 65536
@@ -161,6 +161,48 @@ def fork(folder: str) -> None:
     say("ready")
     say(json.dumps([child, put(backend, region, "b").value, backend._records._writer.name == writer]))
     sys.stdin.readline()
+    backend.close()
+
+
+def hoarded(writer: int, number: int) -> tuple[str, bytes]:
+    """The records of a capacity storm: of 4 to 64 KiB, told by their names."""
+    digest = hashlib.sha256(b"%d %d" % (writer, number)).digest()
+    name = f"v1/{'0' * 32}/{digest.hex()[:2]}/{digest.hex()}-g{writer}"
+    return name, record_of(name, 4096 * (1 + digest[1] % 16))
+
+
+def hoard(folder: str, max_bytes: str, writer: str, count: str, progress: str) -> None:
+    """Store the records of one writer, on from where the last one was killed. What went wrong goes to stderr."""
+    region, backend = Region(RECORD_BYTES), open_fs(folder, max_bytes=int(max_bytes))
+    say("ready")
+    with open(progress, "r+b", buffering=0) as done:
+        for number in range(int(done.read(16) or b"0"), int(count)):
+            name, record = hoarded(int(writer), number)
+            part = region.buffer(0, len(record))
+            part.view[:] = record
+            [result] = backend.put([Put(name, (part,))], Deadline.after(60))
+            if result.status not in (PutStatus.STORED, PutStatus.EXISTS):
+                sys.stderr.write(f"{name}: {result}\n")
+            os.pwrite(done.fileno(), b"%16d" % (number + 1), 0)
+    backend.close()
+
+
+def consult(folder: str, max_bytes: str, count: str, seed: str, found: str) -> None:
+    """Read records of all writers at random until a file `<found>.stop` is there; `found` says how many there were."""
+    region, backend, chance = Region(RECORD_BYTES), open_fs(folder, max_bytes=int(max_bytes)), random.Random(int(seed))
+    hits = 0
+    with open(found, "r+b", buffering=0) as noted:
+        while not os.path.exists(found + ".stop"):
+            name, record = hoarded(chance.randrange(6), chance.randrange(int(count)))
+            part = region.buffer(0, len(record))
+            [result] = backend.get([Get(name, (part,))], Deadline.after(60))
+            if result.status is GetStatus.FOUND:
+                hits += 1
+                os.pwrite(noted.fileno(), b"%16d" % hits, 0)
+                if part.view != record:
+                    sys.stderr.write(f"{name}: other bytes\n")
+            elif result.status is not GetStatus.MISSING:
+                sys.stderr.write(f"{name}: {result}\n")
     backend.close()
 
 

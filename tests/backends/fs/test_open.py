@@ -342,14 +342,6 @@ def test_two_that_open_a_new_folder_at_once_both_succeed(folder: Path) -> None:
         assert everything(where) == [".kvstore", ".kvstore/format.json", ".kvstore/tmp"]
 
 
-def test_max_bytes_is_refused_by_name(folder: Path) -> None:
-    from kvstore_sdk.backend import open_backend
-
-    with pytest.raises(ConfigError, match="max_bytes: unknown option; it takes direct_io, max_record_bytes, read_only"):
-        open_backend("fs", {"max_bytes": "1GiB"}, location=str(folder))
-    assert not folder.exists()
-
-
 def test_opening_a_large_store_does_not_read_it(
     folder: Path, open_folder: Callable[..., FsBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:

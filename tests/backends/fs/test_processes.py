@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,6 @@ def test_killed_at_a_hundred_random_moments_every_visible_record_is_whole(
     assert (usage.records, usage.used_bytes) == (len(found), len(found) * children.RECORD_BYTES)
     backend.close()
     assert list((folder / ".kvstore/tmp").iterdir()) == []
-
-
-@pytest.fixture
-def memory_folder() -> Iterator[Path]:
-    """In memory where that is possible: freeing the blocks of 5,000 files takes some disks ten seconds."""
-    with tempfile.TemporaryDirectory(prefix="kvstore-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as made:
-        yield Path(made)
 
 
 def test_a_reader_of_another_process_sees_one_payload_or_the_other(

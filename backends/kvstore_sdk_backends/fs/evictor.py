@@ -1,0 +1,366 @@
+"""The one process that keeps a bounded folder within its bound: it alone grants room, and it evicts before it does.
+
+What it knows is one sum that is never too small::
+
+    bytes used, as counted  +  all that members may still write  <=  max_bytes
+
+It counts the files when it begins, and again when too much is uncertain. No number outlives a crash but those in the ledger, where the
+grants of its predecessor stand, and these are honoured. A member that is killed takes nothing along: its grant counts as written until
+the next count, which finds what was. So the sum is too large at times, and then a little too much is evicted.
+
+**The lease** is the ledger itself. Its owner touches it every quarter of `LEASE_S`. Whoever needs room and finds that the owner is gone
+takes it over, by writing a ledger of his own. Gone is an owner
+
+- that said so, or whose lock on this kernel and this mount is free (see `tempfiles`), or
+- that did not touch the ledger for `LEASE_S`, by the filesystem's clock, or while it was watched for so long: a clock can be set.
+
+Of several that take it over at once the last one has it; the others see that before they grant anything. An owner that was stopped
+for `LEASE_S` and comes back finds another's name before it writes. Between its look and its write there is no lock, so for one turn there
+may be two. That both evict is harmless. That both grant puts at risk what they grant in that turn: at most the spare room, a hundredth
+of `max_bytes`, and the puts that asked in that instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from kvstore_sdk.backend import Deadline
+from kvstore_sdk_backends.fs.ledger import BYE, Ledger, Member, Reading, Request, boot_s
+from kvstore_sdk_backends.fs.tempfiles import is_gone, sweep
+from kvstore_sdk_backends.fs.victims import Victim, Victims
+
+__all__ = ["LEASE_S", "Evictor"]
+
+_log = logging.getLogger("kvstore_sdk_backends.fs")
+
+LEASE_S = 10.0
+"""Longer than an engine collects garbage, or most file servers take to fail over. When the evictor's host dies, puts find no room for
+so long."""
+RECOUNT_S = 3600.0
+"""What was deleted by hand, or written by somebody without a bound, is noticed then at the latest."""
+FORGET_S = 3600.0
+"""A member of another host that asked for nothing for so long is taken for gone. It is known again when it asks."""
+
+_BUSY_S = 0.005
+"""How often requests of other processes are looked for while there are some: what a put may wait for an answer."""
+_IDLE_S = 0.05
+_BUSY_FOR_S = 2.0
+_SLICE_S = 0.05
+"""Most time between two looks at requests, while it evicts or counts."""
+_AGAIN_S = 1.0
+_SHARE = 100
+"""A hundredth of `max_bytes` is kept free, so that few puts wait for an eviction, and another may be granted before it is needed."""
+
+
+class _LeaseLost(Exception):
+    """Another process evicts now, or this one is to stop."""
+
+
+class Evictor:
+    """Evicts in `root` while it holds the lease, on a thread of its own.
+
+    Args:
+        identity: Names this process's member.
+        settled: What that has written by now.
+        news: Called when the ledger was written.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        temp_root: str,
+        ledger: Ledger,
+        max_bytes: int,
+        *,
+        identity: Callable[[], str],
+        settled: Callable[[], int],
+        news: Callable[[], None],
+    ) -> None:
+        self.victims = Victims(root, ledger.clock.now_s)
+        self._root = root
+        self._temp_root = temp_root
+        self._ledger = ledger
+        self._max_bytes = max_bytes
+        self._identity = identity
+        self._settled = settled
+        self._news = news
+        self._wake = threading.Event()
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._failing = self._told = False
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._state = Reading()
+        self._used = 0
+        self._lost = 0
+        self._pending: dict[str, Request] = {}
+        self._heard_at: dict[str, float] = {}
+        self._oldest: Iterator[Victim | None] = iter(())
+        self._last_size = 0
+        self._busy_until = self._held_at = self._counted_at = self._checked_at = self._rest_until = 0.0
+        self._count_s = 0.0
+
+    def is_vacant(self, reading: Reading) -> bool:
+        """Whether the owner of the ledger is provably gone."""
+        if not reading.owner or is_gone(self._temp_root, reading.owner):
+            return True
+        if reading.owner == self._state.owner and not self._runs():
+            return True
+        return self._ledger.clock.now_s() - reading.at_s >= LEASE_S and self._ledger.clock.look_s() - reading.at_s >= LEASE_S
+
+    def lead(self) -> None:
+        """Take the lease, on a thread that holds it until `end`, or until somebody else has it. Returns at once."""
+        with self._mutex:
+            if self._ended.is_set() or self._runs():
+                return
+            self._thread = threading.Thread(target=self._run, name="kvstore-fs-evictor", daemon=True)
+            self._thread.start()
+
+    def _runs(self) -> bool:
+        return bool(self._thread and self._thread.is_alive())
+
+    def wake(self) -> None:
+        """There is a request, from this process."""
+        self._wake.set()
+
+    def end(self, limit_s: float) -> None:
+        """Give up the lease, within `limit_s`: a filesystem that hangs keeps it until it runs out."""
+        with self._mutex:
+            self._ended.set()
+            thread = self._thread
+        self._wake.set()
+        if thread:
+            thread.join(limit_s)
+
+    def _run(self) -> None:
+        self._forget_all()
+        try:
+            self._take()
+            self._count(first=True)
+            self._failing = False
+            while True:
+                self._turn()
+                busy = boot_s() < self._busy_until
+                self._wake.wait(_BUSY_S if busy else _IDLE_S)
+                self._wake.clear()
+        except _LeaseLost:
+            pass
+        except FileNotFoundError:
+            # Unmounted, or removed by somebody. Whoever stores next makes it anew.
+            pass
+        except OSError as cause:
+            if not self._failing:
+                _log.warning("fs %s: cannot evict (%s); puts are refused when what they were granted is used up", self._root, cause)
+            self._failing = True
+            # Somebody who waits for room begins again at once; a disk that fails need not hear of it a hundred times a second.
+            self._ended.wait(_AGAIN_S)
+        self._oldest = iter(())
+        # Otherwise the next one would have to wait until it runs out.
+        with suppress(OSError, _LeaseLost):
+            self._hear()
+            self._hold()
+            self._state.owner = ""
+            self._ledger.write(self._state)
+        self._news()
+
+    def _take(self) -> None:
+        found = self._ledger.read()
+        self._state = Reading(self._identity(), True, self._max_bytes, found.members)
+        self._heard_at = dict.fromkeys(found.members, boot_s())
+        self._limit()
+        self._ledger.write(self._state)
+        # Somebody may have looked at the same instant; of both the last one has it.
+        self._ended.wait(_BUSY_S)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Make sure of the lease."""
+        if not self._state.owner or self._ledger.read().owner != self._state.owner:
+            raise _LeaseLost
+        self._held_at = boot_s()
+
+    def _hold_on(self) -> None:
+        if self._ended.is_set():
+            raise _LeaseLost
+        if boot_s() - self._held_at > LEASE_S / 4:
+            self._hold()
+            self._ledger.touch()
+            self._ledger.clock.look_s()
+
+    def _publish(self) -> None:
+        self._hold()
+        self._ledger.write(self._state)
+        self._news()
+
+    def _limit(self) -> None:
+        """The smallest bound of those that have the folder open is kept: none of them finds more in it than it was told."""
+        self._state.max_bytes = min([self._max_bytes, *(member.limit for member in self._state.members.values() if member.limit > 0)])
+
+    def _turn(self) -> None:
+        self._hold_on()
+        changed = self._hear() | self._reclaim()
+        now_s = boot_s()
+        # Rather than evict for bytes that nobody may have written.
+        doubtful = self._lost > self._state.max_bytes // _SHARE and self._room() < max(self._wanted(), self._state.max_bytes // _SHARE)
+        if now_s - self._counted_at >= (20 * self._count_s if doubtful else RECOUNT_S):
+            self._count()
+        if self._answer(evict=True) or changed:
+            self._publish()
+        spare, size = self._state.max_bytes // _SHARE, self._last_size
+        # Only with records that are small beside it: ten that fill the bound shall stay ten.
+        wanted = spare - size if size and self._room() + 2 * size <= spare else 0
+        if self._room() < wanted:
+            self._make_room(wanted)
+            self._busy_until = max(self._busy_until, now_s + _BUSY_S)
+
+    def _hear(self) -> bool:
+        """Take in what members ask for. Whether the ledger changes by it."""
+        changed = False
+        members = self._state.members
+        for request in self._ledger.take(self._hold):
+            member = members.get(request.member)
+            if member is None:
+                # What it wrote before was counted, or it is new.
+                member = members[request.member] = Member(allowance=request.settled, settled=request.settled)
+            elif request.serial <= member.serial or request.serial <= self._asked(request.member):
+                continue
+            self._used += request.settled - member.settled - member.lost
+            self._lost -= member.lost
+            member.settled, member.lost = request.settled, 0
+            self._heard_at[request.member] = boot_s()
+            changed = True
+            member.limit = request.limit
+            if request.need == BYE:
+                self._forget(request.member)
+            else:
+                self._pending[request.member] = request
+                self._busy_until = boot_s() + _BUSY_FOR_S
+                self._limit()
+        return changed
+
+    def _asked(self, name: str) -> int:
+        return self._pending[name].serial if name in self._pending else 0
+
+    def _reclaim(self) -> bool:
+        """What was granted to somebody who is gone, or did not ask for so long that it may not be used any more, counts as written.
+
+        Returns:
+            Whether the ledger changes by it.
+        """
+        now_s = boot_s()
+        if now_s - self._checked_at < LEASE_S / 20:
+            return False
+        self._checked_at = now_s
+        changed = False
+        for name, member in [*self._state.members.items()]:
+            gone = is_gone(self._temp_root, name)
+            if gone or (member.outstanding and now_s - self._heard_at[name] >= LEASE_S):
+                self._used += member.outstanding
+                self._lost += member.outstanding
+                member.lost += member.outstanding
+                member.allowance = member.settled
+                changed = True
+            if gone or now_s - self._heard_at[name] >= FORGET_S:
+                self._forget(name)
+        return changed
+
+    def _forget(self, name: str) -> None:
+        self._state.members.pop(name)
+        self._heard_at.pop(name, None)
+        self._pending.pop(name, None)
+        self._limit()
+
+    def _wanted(self) -> int:
+        return sum(max(0, asked.need - self._state.members[name].outstanding) for name, asked in self._pending.items())
+
+    def _room(self) -> int:
+        return self._state.max_bytes - self._used - self._outstanding()
+
+    def _answer(self, evict: bool) -> bool:
+        """Grant what is asked for, as far as there is room or can be made. Whether anything was granted or denied."""
+        answered = False
+        until_s = boot_s() + _SLICE_S
+        for request in [*self._pending.values()]:
+            member = self._state.members[request.member]
+            # It gave back what it was granted before, but for what it is writing, which it needs.
+            more = request.need - member.outstanding
+            limit = self._state.max_bytes
+            if more > self._room() and more <= limit and evict:
+                self._make_room(more, until_s)
+            room = self._room()
+            if more <= room:
+                active = sum(boot_s() - at_s < LEASE_S for at_s in self._heard_at.values())
+                share = min(room - more, limit // _SHARE // max(1, active))
+                # Whole multiples: a rest that is too small for the next record would be held back for nothing.
+                member.allowance = member.settled + request.need + (share // request.need * request.need if request.need else 0)
+                member.denied = False
+            elif more > limit or (evict and boot_s() < self._rest_until and more > room + self._outstanding()):
+                # Nothing is left to evict, and what is being written could not be enough either when it can be.
+                member.denied = True
+            else:
+                continue
+            member.serial = request.serial
+            del self._pending[request.member]
+            answered = True
+        return answered
+
+    def _outstanding(self) -> int:
+        return sum(member.outstanding for member in self._state.members.values())
+
+    def _make_room(self, wanted: int, until_s: float = 0.0) -> None:
+        """Evict until `wanted` bytes are free, time is up, or nothing is left that could be removed."""
+        until_s = until_s or boot_s() + _SLICE_S
+        self._hold()
+        while self._room() < wanted and boot_s() < until_s and boot_s() >= self._rest_until:
+            self._hold_on()
+            try:
+                victim = next(self._oldest)
+            except StopIteration:
+                self._oldest = self.victims.oldest()
+                # A pass over everything for nothing, so not at once again.
+                self._rest_until = boot_s() + max(_SLICE_S, 5 * self._count_s)
+                if self.victims.refused and not self._told:
+                    _log.warning("fs %s: records that may not be removed fill max_bytes (%s)", self._root, self.victims.refused)
+                self._told = bool(self.victims.refused)
+                return
+            size = self.victims.remove(victim) if victim else None
+            if size is not None:
+                self._used -= size
+                self._last_size = size
+
+    def _count(self, first: bool = False) -> None:
+        """Count the files. What members wrote meanwhile is added, if it was counted or not: the sum must not be too small."""
+        began_s = last_s = boot_s()
+        with suppress(OSError):
+            sweep(self._temp_root, Deadline.after(_SLICE_S))
+        self._ledger.clock.look_s()
+        self._hear()
+        self._checked_at = 0.0
+        self._reclaim()
+        self._lost = 0
+        for name, member in self._state.members.items():
+            member.lost = 0
+            if name == self._identity():
+                # Of others the last word has to do: what they wrote since then will be counted twice, until the next count.
+                member.settled = self._settled()
+        before = self._used
+        total = 0
+        for size in self.victims.count():
+            total += size
+            self._hold_on()
+            if not first and boot_s() - last_s > _SLICE_S:
+                if self._hear() | self._answer(evict=False):
+                    self._publish()
+                last_s = boot_s()
+        self._used = total + self._used - before
+        self._oldest = self.victims.oldest()
+        self._counted_at = boot_s()
+        self._count_s = self._counted_at - began_s
+        if first:
+            self._state.counting = False
+            self._publish()
