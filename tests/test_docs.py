@@ -101,10 +101,8 @@ def test_the_vendors_page_quotes_the_example_as_it_is() -> None:
 
 
 def test_the_vendors_page_has_every_capability() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \| (.*?) \|", VENDORS_PAGE.read_text().partition("## Capabilities")[2].partition("\n## ")[0], re.MULTILINE
-    )
-    shown = {name: default for name, default in rows}
+    section = VENDORS_PAGE.read_text().partition("## Capabilities")[2].partition("\n## ")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
     declared = {field.name: field.default for field in dataclasses.fields(Capabilities)}
     assert list(shown) == list(declared)
     for name, default in declared.items():
