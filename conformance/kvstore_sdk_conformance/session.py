@@ -205,9 +205,9 @@ class Session:
         statuses = {result.status for result in self._results.values()}
         self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
         self._report = Report.of(self._run, self._results, self._stale, self._redact, time.monotonic() - self._began_s)
-        nothing = bool(self._found) and statuses <= {Status.NOT_APPLICABLE, Status.NOT_RUN}
+        nothing = statuses <= {Status.NOT_APPLICABLE, Status.NOT_RUN}
         if nothing:
-            self._notes.append("Nothing of this was checked, so the run is no pass.")
+            self._notes.append("Nothing was checked, so the run is no pass.")
         unwritten = self._write_reports()
         bad = nothing or unwritten or self._stale or statuses & {Status.FAIL, Status.ERROR}
         if session.exitstatus == pytest.ExitCode.OK and bad:
@@ -229,7 +229,7 @@ class Session:
         return header(self._run, self._redact)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self._report is None or not self._found:
+        if self._report is None:
             return
         terminalreporter.write_sep("=", "kvstore-sdk conformance")
         for line in (*summary(self._report), *self._notes):
