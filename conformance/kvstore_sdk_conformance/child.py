@@ -15,6 +15,7 @@ from kvstore_sdk_conformance.failure import ConformanceFailure, show
 from kvstore_sdk_conformance.forks import Forks
 from kvstore_sdk_conformance.steps import create
 from kvstore_sdk_conformance.target import Place
+from kvstore_sdk_conformance.tier_driver import Engine, payload_sizes
 from kvstore_sdk_conformance.view import View
 
 __all__ = ["main"]
@@ -100,6 +101,14 @@ class Programs(Forks):
     def delete(self, names: Sequence[str]) -> list[str]:
         answers = [answer for batch in self.view.batches(names) for answer in self.view.delete(*batch)]
         return [answer.name if isinstance(answer, DeleteStatus) else show(answer) for answer in answers]
+
+    def load_chunks(self, keys: Sequence[str], visible_s: float) -> tuple[list[str], str]:
+        """Look up and load these chunks with a Tier. Returns those that are not there, and what the Tier counted."""
+        engine = Engine(self.view, payload_sizes(self.view.capabilities), "tier-child")
+        left = engine.load([bytes.fromhex(key) for key in keys], visible_s)
+        counted = engine.counted()
+        engine.close()
+        return [key.hex() for key in left], counted
 
     def close(self) -> None:
         self.view.close()

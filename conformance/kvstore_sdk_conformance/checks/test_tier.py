@@ -1,0 +1,241 @@
+"""Profile tier: the SDK's Tier over the backend. What an engine asks of a store comes from here, in its orders and from its threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvstore_sdk.backend import ConfigError, GetStatus, Mode, Put, PutStatus
+from kvstore_sdk.format import HEADER_BYTES, record_bytes
+from kvstore_sdk.keys import GROUP_BYTES, ChunkKey
+from kvstore_sdk.testing import Fault, FaultyBackend
+from kvstore_sdk.tier import Lookup, TierSettings
+from kvstore_sdk.tier.fit import fit
+from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import ConformanceFailure, require, show, show_difference
+from kvstore_sdk_conformance.run import Run
+from kvstore_sdk_conformance.store import Store
+from kvstore_sdk_conformance.tier_driver import TRIES, VISIBLE_S, Borrowed, Engine, identity, payload_sizes
+from kvstore_sdk_conformance.tier_faults import FIRST_SCRIPT, Faults, tell
+from kvstore_sdk_conformance.view import View
+
+SHA256_BYTES = 32
+CHUNKS = 6
+"""Of each group: so few that a store of 100 ms a call and one call at a time is done within seconds."""
+
+SCRIPTS, JOBS, FAULT_S = 20, 10, 5.0
+"""Scripts of faults, jobs under each, and after how many seconds no more are begun."""
+OPEN_JOBS = 6
+RECOVERY_S = 8.0
+
+CLOSE_S, GRACE_S = 1.0, 2.0
+"""What the Tier has for its end, and what a busy machine may add."""
+
+
+@proves("KV-TIER-01")
+def test_a_tier_can_use_what_is_declared(store: Store, view: View) -> None:
+    sizes = payload_sizes(view.capabilities)
+    try:
+        fits = fit("tier", view.backend, identity(sizes), TierSettings())
+    except ConfigError as error:
+        raise ConformanceFailure("capabilities that the SDK's Tier can use", error.problem) from error
+    declared = view.capabilities.max_name_bytes
+    expected = "max_name_bytes of at least 115: chunks are named after their SHA-256"
+    require(fits.max_key_bytes >= SHA256_BYTES + GROUP_BYTES, expected, f"max_name_bytes={declared}")
+    with Engine(view, sizes, "tier-a") as engine:
+        engine.step()
+
+
+@proves("KV-TIER-02")
+def test_chunks_of_one_tier_are_loaded_by_another(store: Store, view: View) -> None:
+    sizes = payload_sizes(view.capabilities)
+    longest = fit("tier", view.backend, identity(sizes), TierSettings()).max_key_bytes - GROUP_BYTES
+    # As engines hash: SHA-256, xxHash, and as long as it may be.
+    keys = [key for length in (SHA256_BYTES, 16, longest) for key in draw_keys(store.random, sizes, CHUNKS // 3, length)]
+    store.calls.append(f"# a Tier stores {len(keys)} chunks of {len(sizes)} groups")
+    visible_s = 0.0 if view.capabilities.read_after_write else VISIBLE_S
+    with Engine(view, sizes, "tier-a") as first:
+        first.store(keys)
+        store.calls.append("# another Tier, over another view, loads them; then the first one does")
+        with Engine(store.open(), sizes, "tier-b") as second:
+            for engine in (second, first):
+                left = engine.load(keys, visible_s)
+                require(not left, f"each of {len(keys)} chunks to be found and loaded", f"{len(left)} that are not", note=engine.counted())
+    if view.capabilities.shared:
+        store.calls.append("# a Tier in another process loads them")
+        left, counted = store.child().ask("load_chunks", keys=[key.hex() for key in keys], visible_s=visible_s)
+        require(not left, "each chunk to be found and loaded by a Tier in another process", f"{len(left)} that are not", note=counted)
+
+
+@proves("KV-TIER-03")
+def test_faults_around_the_backend_cost_failed_jobs_and_no_wrong_byte(store: Store, view: View, run: Run) -> None:
+    sizes = payload_sizes(view.capabilities, largest=70_000)
+    keys = draw_keys(store.random, sizes, 8)
+    # A store that is slow by itself gets more time, so that its own pace is not taken for a fault.
+    began_s = time.monotonic()
+    view.store((store.name(), Record(view.fit(4096), 1)))
+    timeout_s = 0.25 + 20 * (time.monotonic() - began_s)
+    until_s = time.monotonic() + FAULT_S
+    faults = Faults(store.random, hang_s=1.2 * timeout_s)
+    for number in range(SCRIPTS):
+        if time.monotonic() < until_s:
+            _run_under_faults(view, keys, store.random, faults.script(), timeout_s, f"seed {run.seed}, script {number}")
+    # A few chunks for each Tier: one that finds most of what it reads corrupt stops reading, as it may be its own memory.
+    for start in range(0, len(keys), 4):
+        with Engine(view, sizes, "tier-b") as engine:
+            _check_recovered(engine, keys[start : start + 4])
+
+
+@proves("KV-TIER-04")
+def test_a_record_that_went_bad_is_a_miss_and_is_repaired(store: Store, view: View) -> None:
+    sizes = payload_sizes(view.capabilities)
+    # With REPLACE alone first, then also with delete, where there is one.
+    for deletes in (False, True):
+        keys = draw_keys(store.random, sizes, -(-24 // len(sizes)))
+        with Engine(view, sizes, "tier-a", backend=Borrowed(view, deletes=deletes)) as engine:
+            _check_repair(store, view, engine, keys, "with delete" if deletes else "without delete")
+
+
+@proves("KV-TIER-05")
+def test_a_tier_with_jobs_under_way_closes_in_time(store: Store, view: View) -> None:
+    sizes = payload_sizes(view.capabilities)
+    # Of the largest group alone: calls that take their time.
+    keys = draw_keys(store.random, sizes, 64)[len(sizes) - 1 :: len(sizes)]
+    known, new = keys[:8], keys[8:]
+    # Another view: this one is closed with the Tier.
+    lent = Borrowed(store.open(), names=view.names, closes=True)
+    engine = Engine(view, sizes, "tier-a", backend=lent, close_timeout_s=CLOSE_S, batch_records=1)
+    engine.store(known)
+    for key in new:
+        engine.submit([key], load=False)
+    engine.submit(known, load=True)
+    for _ in range(20):
+        engine.step()
+        time.sleep(0.001)
+    store.calls.append(f"# the Tier closes, with {len(engine.open)} jobs under way")
+    began_s = time.monotonic()
+    engine.close()
+    took_s = time.monotonic() - began_s
+    require(took_s <= CLOSE_S + GRACE_S, f"a Tier that closes within {CLOSE_S:g} s", f"{took_s:.1f} s", note=engine.counted())
+    engine.finish(GRACE_S)
+    until_s = time.monotonic() + GRACE_S
+    while (running := [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{engine.name}-")]) and (
+        time.monotonic() < until_s
+    ):
+        time.sleep(0.01)
+    require(not running, "every call of the Tier to end after close", f"{len(running)} that go on", note=engine.counted())
+    # What was stored on the way is whole: this looks at every byte that it loads.
+    with Engine(view, sizes, "tier-b") as other:
+        other.load(keys)
+
+
+def draw_keys(source: random.Random, sizes: Sequence[int], count: int, hash_bytes: int = SHA256_BYTES) -> list[bytes]:
+    """The engine's keys of so many new chunks of each group: chain hash, then the group."""
+    return [source.randbytes(hash_bytes) + group.to_bytes(GROUP_BYTES, "big") for _ in range(count) for group in range(len(sizes))]
+
+
+def _run_under_faults(
+    view: View, keys: Sequence[bytes], source: random.Random, script: Sequence[Fault], timeout_s: float, where: str
+) -> None:
+    """Let a Tier do some jobs under a script of faults. Every chunk that is loaded is looked at."""
+    faulty = FaultyBackend(Borrowed(view), [*FIRST_SCRIPT, *script], seed=source.randrange(1 << 32))
+    limits = dict.fromkeys(("lookup_timeout_s", "load_timeout_s", "store_timeout_s"), timeout_s)
+    sizes = payload_sizes(view.capabilities, largest=70_000)
+    engine = Engine(view, sizes, "tier-a", backend=faulty, retry_base_s=0.002, close_timeout_s=CLOSE_S, **limits)
+    try:
+        for _ in range(JOBS):
+            engine.wait(lambda: len(engine.open) < OPEN_JOBS, "the end of a job", 10 * timeout_s)
+            engine.submit(source.sample(keys, source.randrange(1, 7)), load=source.random() < 0.5)
+        engine.find(source.sample(keys, 6))
+        engine.finish(10 * timeout_s)
+        faulty.heal()
+        require(faulty.wait_late(), "late operations to end", "some that did not, 5 s later", breaks="KV-LIVE-03")
+        _check_counted(engine)
+    except ConformanceFailure as failure:
+        failure.add_note(f"{where}: {tell(script)}")
+        raise
+    finally:
+        # Before the Tier gives its memory back: what comes late still uses it.
+        faulty.heal()
+        faulty.wait_late()
+        engine.close()
+
+
+def _check_recovered(engine: Engine, keys: Sequence[bytes]) -> None:
+    """Without faults every chunk can be stored and loaded again."""
+    left = list(keys)
+    until_s = time.monotonic() + RECOVERY_S
+    while left and time.monotonic() < until_s:
+        engine.run(left, load=False)
+        left = engine.load(left)
+    expected = f"every chunk to be stored and loaded within {RECOVERY_S:g} s of the last fault"
+    require(not left, expected, f"{len(left)} of {len(keys)} that are not", note=engine.counted())
+
+
+def _check_counted(engine: Engine) -> None:
+    """What was counted is what was asked, and nothing is held any more."""
+    metrics, asked = engine.tier.metrics, engine.submitted
+    counted = {name: int(metrics.total(name)) for name in ("loads", "stores", "lookups")}
+    wanted = {name: asked[name] for name in counted}
+    require(counted == wanted, f"{wanted} counted, as asked", counted, note=engine.counted())
+    engine.wait(lambda: not metrics.gauge_value("quarantined_bytes"), "the return of every call that was late", GRACE_S)
+    held = {name: metrics.gauge_value(name) for name in ("open_jobs", "queued_store_bytes")}
+    require(not any(held.values()), "nothing open and nothing queued in the end", held, note=engine.counted())
+
+
+def _check_repair(store: Store, view: View, engine: Engine, keys: Sequence[bytes], where: str) -> None:
+    """Damage some of these chunks. They are misses, and come back with the next store."""
+    engine.store(keys)
+    bad = store.random.sample(keys, 4)
+    for key, kind in zip(bad, (_flip_a_payload_bit, _flip_a_payload_bit, _zeros, _cut), strict=True):
+        _damage(view, key, engine.memory.sizes, kind)
+    loaded = engine.run(keys, load=True)
+    # A store that says it may be behind may still give the good one.
+    if view.capabilities.read_after_write:
+        wrong = [key for key in bad if key not in loaded.failed]
+        require(not wrong, "no load of a record whose bytes went bad", f"{len(wrong)} that were loaded", note=engine.counted())
+        answers = engine.find(bad)
+        require(answers == [Lookup.MISS] * len(bad), "a miss for each record that went bad", answers, note=engine.counted())
+    engine.store(keys)
+    left = engine.load(keys, 0.0 if view.capabilities.read_after_write else VISIBLE_S)
+    note = f"{where}; {engine.counted()}"
+    require(not left, "bad records to be good again after the next store", f"{len(left)} that are not", note=note)
+
+
+def _damage(view: View, key: bytes, sizes: Sequence[int], how: Callable[[bytes], bytes]) -> None:
+    """Put a bad record in the place of a good one, past the Tier."""
+    size = sizes[int.from_bytes(key[-GROUP_BYTES:], "big")]
+    name = ChunkKey.from_engine(identity(sizes).namespace, key).name
+    got = view.get(name, record_bytes(size))
+    require(got.result.status is GetStatus.FOUND, f"FOUND for {name}, which a Tier stored", got.result, breaks="KV-TIER-02")
+    bad = how(got.bytes)
+    with view.lend([len(bad)]) as arena:
+        arena.buffers[0].view[:] = bad
+        for _ in range(TRIES):
+            [result] = view.raw("put", [Put(name, tuple(arena.buffers), Mode.REPLACE)])
+            if result.status is PutStatus.STORED:
+                break
+    require(result.status is PutStatus.STORED, f"STORED for a REPLACE of {name}", result, breaks="KV-CORE-12")
+    now = view.get(name, len(bad))
+    if now.bytes != bad and view.capabilities.read_after_write:
+        expected = f"the record that a REPLACE of {name} STORED, which {how.__doc__}"
+        raise ConformanceFailure(expected, show_difference(bad, now.bytes) if now.result.status is GetStatus.FOUND else show(now.result))
+
+
+def _flip_a_payload_bit(record: bytes) -> bytes:
+    """has one other bit in its payload, and the header page and length of the record before it"""
+    at = HEADER_BYTES + 17
+    return record[:at] + bytes([record[at] ^ 0x10]) + record[at + 1 :]
+
+
+def _zeros(record: bytes) -> bytes:
+    """holds zeros, as a file may after a power cut"""
+    return bytes(len(record))
+
+
+def _cut(record: bytes) -> bytes:
+    """ends after its header page"""
+    return record[:HEADER_BYTES]
