@@ -180,7 +180,7 @@ _CORE = _table(
         "capabilities MUST be the same as long as the backend is open.",
         "The SDK sizes its memory and its calls by them once.",
         (),
-        (),
+        ("KV-CORE-02",),
     ),
     (
         21,
@@ -218,6 +218,8 @@ _CORE = _table(
             "KV-DELETE-01",
             "KV-DELETE-02",
             "KV-LIST-01",
+            "KV-CAP-01",
+            "KV-CAP-02",
         ),
     ),
 )
@@ -377,7 +379,7 @@ _LIVENESS = _table(
         "Calls that run while close is called MUST end within 5 seconds, with an answer that is true or CLOSED.",
         "Shutdown comes while the cache is in use.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-18", "KV-LIVE-03", "KV-LIVE-08"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-18", "KV-LIVE-03", "KV-LIVE-08", "KV-LIVE-10"),
     ),
     (
         10,
@@ -737,7 +739,7 @@ _TIER = _table(
         "Chunks that one Tier stored MUST be loaded by another, byte for byte.",
         "This is what an engine that restarts does.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-18", "KV-TIER-01"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-18", "KV-CONC-01", "KV-SHARE-01", "KV-TIER-01"),
     ),
     (
         3,
@@ -745,7 +747,18 @@ _TIER = _table(
         "Under seeded faults around the backend no wrong byte MUST be loaded and every job MUST end, once.",
         "Errors, lost answers and late calls come in clusters, and the SDK reacts to them with calls that are rare otherwise.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-12", "KV-CORE-13", "KV-TIER-02"),
+        (
+            "KV-CORE-01",
+            "KV-CORE-02",
+            "KV-CORE-03",
+            "KV-CORE-12",
+            "KV-CORE-13",
+            "KV-DELETE-01",
+            "KV-DELETE-04",
+            "KV-LIVE-01",
+            "KV-LIVE-03",
+            "KV-TIER-02",
+        ),
     ),
     (
         4,
@@ -753,7 +766,7 @@ _TIER = _table(
         "A record whose bytes went bad MUST be a miss, and be good again after the next store.",
         "The SDK repairs with REPLACE, and where it can with delete.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-12", "KV-TIER-02"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-12", "KV-DELETE-01", "KV-DELETE-04", "KV-TIER-02"),
     ),
     (
         5,
