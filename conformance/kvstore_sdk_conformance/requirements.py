@@ -217,6 +217,8 @@ _CORE = _table(
             "KV-ATOM-05",
             "KV-DELETE-01",
             "KV-DELETE-02",
+            "KV-DELETE-03",
+            "KV-DELETE-04",
             "KV-LIST-01",
             "KV-CAP-01",
             "KV-CAP-02",
@@ -514,7 +516,7 @@ _DURABILITY = _table(
         "What was STORED MUST be there, whole, after kill -9 of the process that stored it, for whoever opens the location next.",
         "Engines are killed; what they stored is why there is a store.",
         (Need.WRITABLE, Need.PROCESS_CRASH),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-DUR-04"),
     ),
     (
         2,
@@ -538,7 +540,7 @@ _DURABILITY = _table(
         "After kill -9 of a writer others MUST be able to open the location and to store the same names, within 10 seconds.",
         "A lock that a dead process holds keeps the whole fleet from storing.",
         (Need.WRITABLE, Need.PROCESS_CRASH),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-DUR-01"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-12"),
     ),
     (
         5,
@@ -575,7 +577,7 @@ _DELETION = _table(
         "A delete of what is not there MUST answer ABSENT: a result, and not an error.",
         "Two that remove one record race, and neither is at fault.",
         (Need.WRITABLE, Need.DELETE),
-        ("KV-CORE-02",),
+        ("KV-CORE-01", "KV-CORE-02", "KV-DELETE-01"),
     ),
     (
         3,
@@ -583,7 +585,7 @@ _DELETION = _table(
         "A delete MUST remove the records that it names and no others.",
         "Records that vanish with their neighbours are computed again, and nobody knows why.",
         (Need.WRITABLE, Need.DELETE),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-DELETE-01"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-CORE-19", "KV-DELETE-01", "KV-DELETE-02"),
     ),
     (
         4,
@@ -612,7 +614,7 @@ _LISTING = _table(
         "A walk through all pages MUST show every record exactly once, with its size.",
         "Tools that copy, verify and count go by it.",
         (Need.WRITABLE, Need.LIST),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-CORE-19", "KV-LIST-03"),
     ),
     (
         2,
@@ -636,7 +638,7 @@ _LISTING = _table(
         "A record that is there during a whole walk MUST appear in it exactly once, whatever else comes and goes meanwhile.",
         "Stores are listed while they are in use.",
         (Need.WRITABLE, Need.LIST),
-        ("KV-CORE-01", "KV-CORE-02", "KV-LIST-01", "KV-LIST-03"),
+        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-LIST-01", "KV-LIST-03"),
     ),
     (
         5,
