@@ -92,6 +92,15 @@ def test_a_broken_requirement_is_named_and_the_command_that_is_printed_shows_it_
     assert BY_ID["KV-CORE-03"].why in " ".join(explained.out.split())
 
 
+def test_the_failure_that_the_documentation_shows_is_what_is_printed(vendor: Vendor) -> None:
+    vendor.write(acme_store_py=ACME.replace('fault=""', 'fault="says yes"'))
+    done = vendor.kvstore("conformance", "acme_store:open_store", "-k", "test_exists_tells_what_is_there")
+    shown = re.findall(r"^```\n(KV-CORE-03 .*?)^```$", (ROOT / "docs" / "conformance.md").read_text(), re.DOTALL | re.MULTILINE)
+    printed = re.findall(r"^(KV-CORE-03 .*? Rule: .*?\n)", done.out, re.DOTALL | re.MULTILINE)
+    name = re.compile(r"v1/[0-9a-f/]+-g0")
+    assert [name.sub("NAME", text) for text in printed] == [name.sub("NAME", text) for text in shown]
+
+
 def test_the_replay_that_is_printed_runs_without_pytest(vendor: Vendor) -> None:
     shown = vendor.pytest("--kvstore-option=fault=says yes", "-k", "test_exists_tells_what_is_there").out
     lines = shown.partition("Replay without pytest:\n")[2].partition("\n\n")[0].splitlines()
