@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import mutants_core
-import mutants_tier
 import mutants_liveness
+import mutants_performance
+import mutants_tier
 import pytest
 from mutant import Mutant
 from suite_runner import run_suite
@@ -14,7 +15,7 @@ from suite_runner import run_suite
 from kvstore_sdk_conformance.requirement import Level
 from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
 
-MUTANTS: list[type[Mutant]] = [*mutants_core.MUTANTS, *mutants_liveness.MUTANTS, *mutants_tier.MUTANTS]
+MUTANTS: list[type[Mutant]] = [*mutants_core.MUTANTS, *mutants_liveness.MUTANTS, *mutants_performance.MUTANTS, *mutants_tier.MUTANTS]
 
 
 def below(id_: str) -> set[str]:
