@@ -61,8 +61,8 @@ class AcmeRedisBackend:
             durability=kv.Durability.PROCESS_CRASH,  # of this process; a server that crashes forgets whole records
         )
         self._sockets: dict[redis.Connection, socket.socket] = {}  # as many as calls at a time: the pool uses connections again
-        once = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # the SDK repeats what may be repeated
-        options: dict[str, Any] = {"sockets": self._sockets, "retry": once, "protocol": 2, **server}
+        # No retry: the SDK repeats what may be repeated.
+        options = {"sockets": self._sockets, "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0), "protocol": 2, **server}
         self._client = redis.Redis(connection_pool=redis.ConnectionPool(DeadlineConnection, self.capabilities.max_concurrency, **options))
         self._where = f"at {server['host']}:{server['port']}"
         self._prefix = prefix

@@ -36,7 +36,9 @@ class DeadlineConnection(redis.Connection):
     """Keeps its socket in `sockets`: whoever shuts that down, from any thread, ends a call that waits for the server."""
 
     def __init__(self, sockets: dict[redis.Connection, socket.socket], **options: Any) -> None:
-        super().__init__(**options)
+        # Not the packer of hiredis: it copies whole batches, holding the GIL, and no deadline stops it.
+        encode = redis.ConnectionPool().get_encoder().encode
+        super().__init__(command_packer=redis.connection.PythonRespSerializer(6000, encode), **options)
         self._sockets = sockets
 
     def connect(self) -> None:
