@@ -105,18 +105,6 @@ class TranslatesLineEnds(CoreMutant):
         return proceed(with_record(put, record.replace(b"\r\n", b"\n")) if record.startswith(b"\r\n") else put)
 
 
-class SharesRecordsOfOneHead(CoreMutant):
-    """Takes records that begin alike for equal ones."""
-
-    breaks = "KV-CORE-01"
-
-    def one_put(self, put: Put, proceed: Callable[[Put], PutResult]) -> PutResult:
-        record = bytes_of(put)
-        heads = self.__dict__.setdefault("heads", {})
-        same = heads.setdefault(record[:1], record)
-        return proceed(with_record(put, same) if len(record) == 1 else put)
-
-
 # 2: the form of answers.
 
 
@@ -348,12 +336,13 @@ class WantsSectors(CoreMutant):
         return proceed(put)
 
 
-class ReadsIntoSectors(CoreMutant):
+class WantsPagesToReadInto(CoreMutant):
     breaks = "KV-CORE-08"
 
     def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
-        aligned = [part.region.buffer(part.offset - part.offset % 64, part.length) for part in get.into]
-        return proceed(replace(get, into=aligned) if self.record(get.name) is not None else get)
+        if any(part.offset % 4096 for part in get.into):
+            return GetResult.failed(InvalidError(f"get {get.name}: Bad address"))
+        return proceed(get)
 
 
 class KnowsOneRegion(CoreMutant):
@@ -840,7 +829,6 @@ MUTANTS = (
     FlipsABitOfLargeRecords,
     CutsTrailingZeros,
     TranslatesLineEnds,
-    SharesRecordsOfOneHead,
     AnswersInReverse,
     AnswersGetsInTheirOwnOrder,
     AnswersPutsInTheirOwnOrder,
@@ -864,7 +852,7 @@ MUTANTS = (
     FillsBuffersInReverse,
     WritesTwoPartsAtMost,
     WantsSectors,
-    ReadsIntoSectors,
+    WantsPagesToReadInto,
     KnowsOneRegion,
     FoldsCase,
     CutsNames,
