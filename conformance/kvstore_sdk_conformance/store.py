@@ -115,7 +115,7 @@ class Store:
                 names = sorted(view.names)
                 for batch in view.batches(names):
                     view.backend.delete(batch, Deadline.after(10.0))
-        if not view.hung:
+        if not (view.hung or view.closed):
             with contextlib.suppress(Exception):
                 view.close()
         view.drop()

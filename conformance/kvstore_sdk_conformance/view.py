@@ -88,7 +88,7 @@ class View:
         self._doubtful: set[int] = set()
         self.names: set[str] = set()
         self.hung = False
-        self._closed = False
+        self.closed = False
 
     # Sizes.
 
@@ -464,14 +464,14 @@ class View:
             arena.close()
 
     def _close_backend(self, limit_s: float) -> None:
-        self._closed = True
+        self.closed = True
         try:
             self.watched("close", self.backend.close, limit_s, grace_s=0.0, breaks="KV-LIVE-08")
         except CallRaised as raised:
             raise ConformanceFailure("close to raise nothing", raised.seen, breaks="KV-LIVE-08") from raised
 
     def _announce(self, op: str, region: Region, breaks: str) -> None:
-        if self._closed or not isinstance(self.backend, SupportsRegions):
+        if self.closed or not isinstance(self.backend, SupportsRegions):
             return
         method = getattr(self.backend, op)
         try:

@@ -11,7 +11,7 @@ from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, NotApplicable, require, show_difference
 from kvstore_sdk_conformance.memory import Arena
-from kvstore_sdk_conformance.pressing import AFTER_S, LARGE_BYTES, Running, changed, pressing, took_s, whatever_it_answers
+from kvstore_sdk_conformance.pressing import LARGE_BYTES, Running, changed, pressing, took_s, watched_s, whatever_it_answers
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.steps import modest
 from kvstore_sdk_conformance.store import Store
@@ -44,13 +44,13 @@ def test_a_get_that_returned_writes_no_more(store: Store, view: View, run: Run) 
         arena = lent.enter_context(closing.lend([size]))
         running = Running(lambda: _get(closing, arena, there, None))
         closing.close()
-        if running.ended(RETURN_S + AFTER_S):
+        if running.ended(RETURN_S):
             arena.paint()
             watched.append(("a get during which the backend was closed", arena))
-        time.sleep(AFTER_S)
+        time.sleep(watched_s(alone_s))
         for what, arena in watched:
             at = changed(arena)
-            seen = f"a changed byte at offset {at} of the region within {AFTER_S:g} s, buffers: {arena.buffers}"
+            seen = f"a changed byte at offset {at} of the region, buffers: {arena.buffers}"
             require(at is None, "memory that nobody writes to after the call returned", seen, note=f"after {what}")
 
 
@@ -78,10 +78,10 @@ def test_a_put_that_returned_reads_no_more(store: Store, view: View, run: Run) -
         arena = lent.enter_context(closing.lend([size]))
         running = Running(lambda: _put(closing, arena, closed, Record(size, 1), Mode.CREATE, None))
         closing.close()
-        if running.ended(RETURN_S + AFTER_S):
+        if running.ended(RETURN_S):
             arena.paint()
             put.append((closed, "a put during which the backend was closed", 1))
-        time.sleep(AFTER_S)
+        time.sleep(watched_s(alone_s))
         for name, what, tag in put:
             _check_unread(view, name, [Record(size, tag), Record(size, 1)], what)
 
@@ -129,7 +129,7 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
             put += [(name, tag) for name, answer in zip(names, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
         if not read and not put:
             raise NotApplicable("no call was in doubt, although deadlines passed in the middle of calls")
-        time.sleep(AFTER_S)
+        time.sleep(watched_s(alone_s))
         for arena in read:
             at = changed(arena)
             require(at is None, "memory that nobody writes to after settle said True", f"a changed byte at offset {at} of the region")

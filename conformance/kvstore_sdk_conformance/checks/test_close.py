@@ -25,7 +25,7 @@ from kvstore_sdk.backend import (
     SupportsUsage,
 )
 from kvstore_sdk_conformance.check import proves
-from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.data import Record, which
 from kvstore_sdk_conformance.failure import CallRaised, require
 from kvstore_sdk_conformance.memory import Arena
 from kvstore_sdk_conformance.pressing import Running
@@ -167,19 +167,17 @@ class User:
         """Hold the answers against what is true, as another view sees it."""
         for op, answer in self.answers:
             require(_GOOD[op](answer), f"a true answer from {op} while close was called, or CLOSED", answer)
-        stored = [tag for tag, status in self.puts if status is PutStatus.STORED]
-        first = self.puts.index((stored[-1], PutStatus.STORED)) if stored else 0
-        open_ = [tag for tag, status in self.puts[first:] if status in (PutStatus.UNKNOWN, PutStatus.IN_DOUBT)]
-        if not self.puts:
-            return
+        tags = [tag for tag, _ in self.puts]
         got = view.get(self.own, self.size)
-        allowed = [Record(self.size, tag).bytes for tag in [*stored[-1:], *open_]]
-        gone = got.result.status is GetStatus.MISSING
-        note = f"put one after another: {', '.join(f'{tag} {status.name}' for tag, status in self.puts[-4:])}"
-        require(not (gone and stored), f"{self.own}, which was STORED while close was called", got.result, note=note)
-        # Another record than the last that was STORED is one that was answered CLOSED.
-        right = gone or got.bytes in allowed
-        require(right, "nothing of a put that answered CLOSED", "its record", note=note, breaks="KV-ATOM-04" if stored else "KV-ATOM-03")
+        tag = which(got.bytes, tags) if got.result.status is GetStatus.FOUND else None
+        said = dict(self.puts).get(tag or 0)
+        stored = max((tag for tag, status in self.puts if status is PutStatus.STORED), default=None)
+        note = f"put one after another: {', '.join(f'{tag} {status.name}' for tag, status in self.puts[-4:])}; {tag} is there"
+        refused = said in (PutStatus.CLOSED, PutStatus.TIMED_OUT)
+        require(not refused, f"nothing of a put that answered {said}", "its record", note=note, breaks="KV-ATOM-03")
+        # One that was answered UNKNOWN, or is in doubt, may have come after it.
+        right = stored is None or (tag is not None and (tag >= stored or said in (PutStatus.UNKNOWN, PutStatus.IN_DOUBT)))
+        require(right, f"{self.own} as it was STORED last, while close was called", got.result, note=note)
 
     def _calls(self, arena: Arena) -> Sequence[tuple[str, Callable[[], Any]]]:
         [buffer] = arena.buffers
