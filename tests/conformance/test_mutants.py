@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import mutants_core
+import mutants_deletion
+import mutants_listing
 import mutants_liveness
 import mutants_performance
+import mutants_sharing
 import mutants_tier
 import pytest
 from mutant import Mutant
@@ -15,7 +18,15 @@ from suite_runner import run_suite
 from kvstore_sdk_conformance.requirement import Level
 from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
 
-MUTANTS: list[type[Mutant]] = [*mutants_core.MUTANTS, *mutants_liveness.MUTANTS, *mutants_performance.MUTANTS, *mutants_tier.MUTANTS]
+MUTANTS: list[type[Mutant]] = [
+    *mutants_core.MUTANTS,
+    *mutants_deletion.MUTANTS,
+    *mutants_listing.MUTANTS,
+    *mutants_liveness.MUTANTS,
+    *mutants_performance.MUTANTS,
+    *mutants_sharing.MUTANTS,
+    *mutants_tier.MUTANTS,
+]
 
 
 def below(id_: str) -> set[str]:
