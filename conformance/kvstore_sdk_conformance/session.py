@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class Session:
         self._stale: list[str] = []
         self._report: Report | None = None
         self._notes: list[str] = []
+        self._shown: set[str] = set()
+        self._report_paths = [Path(path).absolute() for path in config.getoption("kvstore_report")]
         self._began_s = time.monotonic()
         self._is_worker = hasattr(config, "workerinput")
 
@@ -171,7 +173,7 @@ class Session:
         own = found[0]
         if any(result.requirement.id == "KV-LIVE-03" and result.status is Status.FAIL for result in found):
             self._run.hangs += 1
-        self._show(report, item, own, found)
+        self._show(report, item, own)
         # Crosses to another process with the report, as text.
         setattr(report, _FINDINGS, json.dumps([result.to_json() for result in found]))
         # What JUnit's file shows.
@@ -189,7 +191,11 @@ class Session:
         return _WORDS[found[0].status] if found else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._found += _own_findings(report)
+        found = _own_findings(report)
+        self._found += found
+        # The others are found on the way by a check that is blocked, of which pytest shows nothing.
+        if found and found[0].status is Status.FAIL:
+            self._shown.add(found[0].requirement.id)
 
     # How it ends.
 
@@ -198,7 +204,9 @@ class Session:
         """Judge, write reports, and fail a run that pytest alone would let pass."""
         if self._is_worker or session.exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
             return
-        if self._config.getoption("collectonly"):
+        empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+        # Checks that are only listed, or tests of the vendor's own.
+        if self._config.getoption("collectonly") or not (self._found or empty):
             return
         self._results = judge(self._found)
         settle_blocked(self._results)
@@ -217,9 +225,9 @@ class Session:
         """Whether one could not be written."""
         assert self._report is not None
         failed = False
-        for path in self._config.getoption("kvstore_report"):
+        for path in self._report_paths:
             try:
-                note = write(self._report, Path(path))
+                note = write(self._report, path)
             except OSError as error:
                 failed, note = True, f"{path} could not be written: {error.strerror or error}"
             self._notes += [note] if note else []
@@ -231,6 +239,10 @@ class Session:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._report is None:
             return
+        for result in self._results.values():
+            if result.status is Status.FAIL and result.requirement.id not in self._shown:
+                terminalreporter.write_sep("_", "found while another requirement was checked")
+                terminalreporter.write_line(self._block(result))
         terminalreporter.write_sep("=", "kvstore-sdk conformance")
         for line in (*summary(self._report), *self._notes):
             terminalreporter.write_line(line)
@@ -254,15 +266,15 @@ class Session:
         found[0].figures = dict(getattr(store, "figures", {}))
         return found
 
-    def _command(self, item: pytest.Item, result: Result) -> str:
+    def _block(self, result: Result) -> str:
         by_command = self._config.inipath is not None and self._config.inipath.samefile(COMMAND_INI)
-        return rerun(self._run, self._redact, item.name.partition("[")[0], result.requirement.profile, by_command=by_command)
+        return block(result, self._run, self._redact, rerun(self._run, self._redact, result, by_command=by_command))
 
-    def _show(self, report: pytest.TestReport, item: pytest.Item, own: Result, found: Iterable[Result]) -> None:
+    def _show(self, report: pytest.TestReport, item: pytest.Item, own: Result) -> None:
         path, line, _ = item.location
         if own.status in (Status.FAIL, Status.ERROR):
             report.outcome = "failed"
-            report.longrepr = block(own, self._run, self._redact, self._command(item, own))
+            report.longrepr = self._block(own)
         elif own.status is Status.PASS:
             report.outcome = "passed"
         else:
@@ -270,11 +282,6 @@ class Session:
             text = own.reason or own.seen
             if own.status in (Status.ADVISORY, Status.DEVIATION):
                 report.wasxfail = f"{own.requirement.id}: {text}"
-            # What was seen on the way breaks another requirement, whose block has to be shown as well.
-            others = [block(result, self._run, self._redact, self._command(item, own)) for result in found if result is not own]
-            report.sections += [
-                (f"broken on the way: {result.requirement.id}", text) for result, text in zip(list(found)[1:], others, strict=True)
-            ]
             report.longrepr = (path, line or 0, f"Skipped: {text}")
 
 

@@ -110,6 +110,18 @@ def test_the_replay_that_is_printed_runs_without_pytest(vendor: Vendor) -> None:
     assert "['a', 'store']" in done.out
 
 
+def test_what_is_found_broken_while_another_requirement_is_checked_is_shown_as_well(vendor: Vendor) -> None:
+    done = vendor.conformance("--option=fault=in doubt", "--report=report.json", "--report=report.md")
+    assert done.code == 1
+    assert "found while another requirement was checked" in done.out
+    assert done.out.count("KV-LIVE-06 (MUST, liveness)") == 1
+    assert "KV-CORE-01    blocked    blocked by KV-LIVE-06" in done.out
+    [found] = [found for found in vendor.report()["requirements"] if found["id"] == "KV-LIVE-06"]
+    assert found["status"] == "fail"
+    assert found["seen"]
+    assert "| KV-LIVE-06 | MUST |" in (vendor.folder / "report.md").read_text()
+
+
 def test_one_check_alone_is_no_verdict(vendor: Vendor) -> None:
     done = vendor.conformance("-k", "test_exists_tells_what_is_there", "--report=acme.badge.json")
     assert done.code == 0
@@ -375,6 +387,18 @@ def test_in_any_order_a_fault_breaks_its_requirement_and_blocks_what_builds_on_i
     # Checked before what it builds on, a requirement may be seen to hold.
     assert "blocked" in statuses.values()
     assert set(statuses.values()) <= {"fail", "blocked", "pass", "not-applicable"}
+
+
+def test_a_vendors_own_tests_run_as_they_would_where_the_backend_is_named_in_the_settings(vendor: Vendor) -> None:
+    vendor.write(
+        pytest_ini="[pytest]\naddopts = --kvstore-backend acme_store:open_store\n",
+        test_own_py="def test_good():\n    pass\n\n\ndef test_bad():\n    assert not 'hunter2'\n",
+    )
+    good = vendor.plain_pytest("-q", "-k", "good")
+    assert (good.code, "conformance" in good.out.partition("\n.")[2]) == (0, False), good.out
+    bad = vendor.plain_pytest("-q", "test_own.py")
+    assert bad.code == 1
+    assert "assert not 'hunter2'" in bad.out
 
 
 def test_a_run_that_stops_at_the_first_failure_is_judged_by_it(vendor: Vendor) -> None:

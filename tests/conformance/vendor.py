@@ -54,6 +54,8 @@ class AcmeStore:
         return [self.get_one(get) for get in gets]
 
     def get_one(self, get):
+        if self.fault == "in doubt":
+            return GetResult(GetStatus.IN_DOUBT, ticket=get.name)
         record = self.records.get(get.name)
         if record is None:
             return GetResult(GetStatus.MISSING)

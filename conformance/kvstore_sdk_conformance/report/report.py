@@ -15,7 +15,10 @@ from kvstore_sdk_conformance.outcome import Result, Status, Verdict, verdict
 from kvstore_sdk_conformance.requirement import CONTRACT_VERSION, Level, Profile
 from kvstore_sdk_conformance.run import Run
 
-__all__ = ["Report"]
+__all__ = ["FOUND_BROKEN", "Report"]
+
+
+FOUND_BROKEN = (Status.FAIL, Status.ADVISORY, Status.DEVIATION, Status.ERROR)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Report:
         platform: Operating system and architecture.
         profiles: Those that were checked.
         verdicts: For each of them, and what there is to say about it.
-        results: One for each requirement of the profiles.
+        results: One for each requirement of the profiles, and for others that were found broken on the way.
         stale: Declared deviations that did not happen.
         strict: Whether a SHOULD counted like a MUST.
     """
@@ -83,7 +86,7 @@ class Report:
             platform=platform.platform(),
             profiles=profiles,
             verdicts={profile: verdict(profile, results) for profile in profiles},
-            results={id_: result for id_, result in results.items() if result.requirement.profile in run.profiles},
+            results={id_: r for id_, r in results.items() if r.requirement.profile in run.profiles or r.status in FOUND_BROKEN},
             stale=stale,
             strict=run.strict,
         )

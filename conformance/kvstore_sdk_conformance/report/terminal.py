@@ -32,8 +32,8 @@ def header(run: Run, redact: Callable[[str], str]) -> list[str]:
     ]
 
 
-def rerun(run: Run, redact: Callable[[str], str], name: str, profile: Profile, *, by_command: bool) -> str:
-    """The command that runs one check again, by the door through which it ran.
+def rerun(run: Run, redact: Callable[[str], str], result: Result, *, by_command: bool) -> str:
+    """The command that runs the check of a result again, by the door through which it ran.
 
     Secrets are not in it: those come from environment variables that are called like the options.
     """
@@ -41,8 +41,9 @@ def rerun(run: Run, redact: Callable[[str], str], name: str, profile: Profile, *
     given = [("location", target.location)] if target.location is not None else []
     secret = target.secrets()
     given += [("option", f"{option}={f'env:{option.upper()}' if option in secret else value}") for option, value in target.options.items()]
-    if profile not in DEFAULT_PROFILES:
-        given.append(("profile", profile.value))
+    if run.profiles - DEFAULT_PROFILES:
+        # The check may be one of those that are not looked at without being asked for.
+        given.append(("profile", "all"))
     if run.largest_bytes != Run.largest_bytes:
         given.append(("largest", str(run.largest_bytes)))
     if run.examples != Run.examples:
@@ -50,6 +51,7 @@ def rerun(run: Run, redact: Callable[[str], str], name: str, profile: Profile, *
     given.append(("seed", str(run.seed)))
     start = ["kvstore", "conformance", target.target] if by_command else ["pytest", "--pyargs", PACKAGE, "--kvstore-backend", target.target]
     prefix = "--" if by_command else "--kvstore-"
+    name = result.check.rpartition("::")[2].partition("[")[0]
     words = [*start, *(word for flag, value in given for word in (prefix + flag, value)), "-k", name]
     return redact(shlex.join(words))
 
