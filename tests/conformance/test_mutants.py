@@ -41,7 +41,7 @@ def below(id_: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.__module__.removeprefix('mutants_')}-{mutant.__name__}")
 def test_a_fault_breaks_its_requirement_and_no_other(mutant: type[Mutant], tmp_path: Path) -> None:
     profiles = dict.fromkeys(["core", *mutant.profiles, BY_ID[mutant.breaks].profile.value])
     ran = run_suite(f"{mutant.__module__}:{mutant.__name__}.open", tmp_path, *profiles)
