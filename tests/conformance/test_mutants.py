@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mutants_capacity
 import mutants_core
 import mutants_deletion
 import mutants_listing
@@ -19,6 +20,7 @@ from kvstore_sdk_conformance.requirement import Level
 from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
 
 MUTANTS: list[type[Mutant]] = [
+    *mutants_capacity.MUTANTS,
     *mutants_core.MUTANTS,
     *mutants_deletion.MUTANTS,
     *mutants_listing.MUTANTS,

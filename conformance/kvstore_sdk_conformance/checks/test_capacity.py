@@ -14,8 +14,8 @@ from kvstore_sdk_conformance.steps import TRIES, is_lost, modest, remove, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
-SETTLE_S = 10.0
-"""For what a store counts and removes in the background."""
+COUNT_S, SETTLE_S = 2.0, 10.0
+"""For what a store counts, and what it removes, in the background."""
 UNIT = 256 << 10
 RECORDS = 6
 STORM = 1.6
@@ -166,7 +166,7 @@ def _require_counted(view: View, before: Usage, sizes: dict[str, int], when: str
 
     # What a record costs beside its bytes is the store's affair, but for one that costs as much as a large one.
     most = before.used_bytes + total + len(sizes) * _OVERHEAD + max(sizes.values(), default=0) // 2
-    until(lambda: is_right(view.usage()), SETTLE_S)
+    until(lambda: is_right(view.usage()), COUNT_S)
     usage = view.usage()
     expected = f"{len(sizes)} records in usage, of {total} bytes to {most} with what each costs, {when}"
     require(is_right(usage), expected, usage, breaks=breaks)
