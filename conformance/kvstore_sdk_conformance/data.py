@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Record", "which"]
+__all__ = ["Record", "pieces", "which"]
 
 _FILLS = {-1: b"\0", -2: b"\xff", -3: b"\r\n", -4: b" "}
 
@@ -34,6 +34,18 @@ class Record:
 def which(seen: bytes, tags: Iterable[int]) -> int | None:
     """The tag whose record this is; None: it is none of them, whole."""
     return next((tag for tag in tags if Record(len(seen), tag).bytes == seen), None)
+
+
+def pieces(seen: bytes, tags: Iterable[int]) -> str:
+    """Which of these records there are pages of, for people to read."""
+    tags = list(dict.fromkeys(tags))
+    if (whole := which(seen, tags)) is not None:
+        return f"the whole record with tag={whole}"
+    of = []
+    for at in range(0, len(seen), _PAGE):
+        page = seen[at : at + _PAGE]
+        of.append(next((f"tag={tag}" for tag in tags if Record(len(seen), tag).bytes[at : at + _PAGE] == page), "bytes that nobody put"))
+    return f"{len(of)} pages: {', '.join(f'{of.count(what)} of {what}' for what in dict.fromkeys(of))}"
 
 
 def _made(size: int, tag: int) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import itertools
 from typing import Any
 
@@ -73,7 +72,9 @@ def test_results_are_one_for_each_item_in_order(store: Store, view: View) -> Non
         told = [result.status is PutStatus.EXISTS for result in put]
         there = [name in stored for name in names]
         require(
-            told == there or sorted(told) != sorted(there), "EXISTS from put in the places of what is there", [result.status for result in put]
+            told == there or sorted(told) != sorted(there),
+            "EXISTS from put in the places of what is there",
+            [result.status for result in put],
         )
 
 
