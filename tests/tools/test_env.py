@@ -97,6 +97,23 @@ def test_every_pin_is_exact(env: ModuleType) -> None:
         assert all(pin.count("==") == 1 and "*" not in pin for pin in pins), file
 
 
+def test_every_pinned_pytest_gets_an_environment_with_the_same_plugins(env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: dict[str, set[str]] = {}
+
+    def create(path: Path) -> None:
+        (path / "bin").mkdir(parents=True)
+        (path / "bin" / "python").touch()
+
+    monkeypatch.setattr(env, "create_venv", create)
+    monkeypatch.setattr(env, "pip_install", lambda path, *pins: installed.update({path.name: set(pins)}))
+    root = env.suites()
+    assert env.suites() == root
+    assert {path.name for path in root.iterdir() if path.is_dir()} == set(installed)
+    plugins = [pins - {f"pytest=={version}"} for version, pins in installed.items()]
+    assert len(plugins) > 1
+    assert all(pins == plugins[0] and not any(pin.startswith("pytest==") for pin in pins) for pins in plugins)
+
+
 def test_a_failed_command_shows_what_it_printed(env: ModuleType) -> None:
     with pytest.raises(env.SetupError, match=r"(?s)exit code 3.*no such package"):
         env.run([sys.executable, "-c", "import sys; print('no such package', file=sys.stderr); sys.exit(3)"])
