@@ -1,30 +1,64 @@
-"""One engine of the vLLM demo, as a process: `python -m kvstore_sdk.cli.demo_engine REQUEST`.
+"""A vLLM engine with a small model of random weights, for the demo and for the conformance suite; and the demo's process for one.
 
-The engine runs inside this process and answers one prompt after another. What it is asked and what it answers are JSON files, because
-engines print to standard output.
+`python -m kvstore_sdk.cli.demo_engine REQUEST` runs an engine inside this process, which answers one prompt after another. What it is asked
+and what it answers are JSON files, because engines print to standard output.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvstore_sdk.tier import COUNTERS
 
-__all__ = ["BLOCK_TOKENS", "LOG_MARK", "VOCABULARY", "Answer", "Answers", "Request", "build_model"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "CHUNK_BYTES",
+    "ENVIRONMENT",
+    "LOG_MARK",
+    "TOLERANCE",
+    "VOCABULARY",
+    "Answer",
+    "Answers",
+    "Request",
+    "answer",
+    "build_model",
+    "difference",
+    "reusable_tokens",
+]
 
 BLOCK_TOKENS = 32
 VOCABULARY = 2048
+LAYERS, KV_HEADS, HEAD_SIZE, BYTES_OF_BF16 = 8, 4, 64, 2
+CHUNK_BYTES = LAYERS * BLOCK_TOKENS * KV_HEADS * 2 * HEAD_SIZE * BYTES_OF_BF16
 ANSWER_TOKENS = 8
 LABELS = frozenset(label for spec in COUNTERS.values() for label in spec.labels)
 LOG_MARK = "kvstore_sdk: "
 STORE_TIMEOUT_S = 60.0
 """The tier's own time-out of a store is half of this."""
+TOLERANCE = 0.05
+"""Of a log-probability: a prompt computed in other parts is rounded at other places, to 8 bits. Wrong KV is off by more than 0.2."""
+HOST_BYTES = 1 << 29
+
+ENVIRONMENT = {
+    # The engine in the process that is started, not in another one below it: half a minute less for each.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Nothing here is worth a compiler run of some 15 seconds.
+    "TORCH_COMPILE_DISABLE": "1",
+    # The model lies on disk, and nobody has to know that it runs.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""For an engine's process, where the caller's environment says nothing else. To be set before vLLM is imported."""
 
 
 @dataclass
@@ -78,10 +112,10 @@ def build_model(folder: Path) -> None:
     config = LlamaConfig(
         hidden_size=512,
         intermediate_size=1408,
-        num_hidden_layers=8,
+        num_hidden_layers=LAYERS,
         num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_SIZE,
         vocab_size=VOCABULARY,
         max_position_embeddings=4096,
         # Five times the usual: with less, a random model gives every prompt the same answer, and then equal answers prove nothing.
@@ -91,8 +125,13 @@ def build_model(folder: Path) -> None:
 
 
 def answer(request: Request) -> Answers:
-    """Start an engine, answer the prompts, wait until the tiers have what they should, end the engine."""
+    """Start an engine, answer the prompts, wait until the tiers have what they should, end the engine.
+
+    Raises:
+        TimeoutError: a tier did not store in time.
+    """
     from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     if not Path(request.model).exists():
         build_model(Path(request.model))
@@ -101,10 +140,12 @@ def answer(request: Request) -> Answers:
         extra = {
             "spec_name": "KVStoreTieringSpec",
             "spec_module_path": "kvstore_sdk.vllm",
-            "cpu_bytes_to_use": 1 << 29,
+            "cpu_bytes_to_use": HOST_BYTES,
             "secondary_tiers": request.tiers,
         }
         options["kv_transfer_config"] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    # vLLM collects garbage several times while it starts: what is here already is out of the way, which saves seconds.
+    gc.freeze()
     engine = LLM(
         model=request.model,
         skip_tokenizer_init=True,
@@ -130,7 +171,21 @@ def answer(request: Request) -> Answers:
         counted = _counted(engine) if request.tiers else []
     finally:
         engine.llm_engine.engine_core.shutdown()
+        # What the next engine of this process would find in its way.
+        cleanup_dist_env_and_memory()
     return Answers(answers, counted)
+
+
+def reusable_tokens(tokens: Sequence[int]) -> int:
+    """How many tokens of a prompt can be reused: vLLM computes the last one itself, and loads whole blocks."""
+    return (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def difference(one: Sequence[Answer], other: Sequence[Answer]) -> float:
+    """The largest difference between log-probabilities; without bound where tokens differ."""
+    if any(a.tokens != b.tokens for a, b in zip(one, other, strict=True)):
+        return float("inf")
+    return max(abs(x - y) for a, b in zip(one, other, strict=True) for x, y in zip(a.logprobs, b.logprobs, strict=True))
 
 
 def _wait_for_stores(engine: Any, tiers: int, chunks: int) -> None:

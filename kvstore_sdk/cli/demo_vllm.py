@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from kvstore_sdk.backend import BackendError
-from kvstore_sdk.cli.demo_engine import BLOCK_TOKENS, LOG_MARK, VOCABULARY, Answer, Answers, Request
+from kvstore_sdk.cli.demo_engine import (
+    BLOCK_TOKENS,
+    ENVIRONMENT,
+    LOG_MARK,
+    TOLERANCE,
+    VOCABULARY,
+    Answer,
+    Answers,
+    Request,
+    difference,
+    reusable_tokens,
+)
 from kvstore_sdk.cli.demo_synthetic import why
 from kvstore_sdk.cli.store import Store
 from kvstore_sdk.cli.table import columns
@@ -27,23 +38,7 @@ __all__ = ["missing_packages", "run"]
 
 ENGINE_TIMEOUT_S = 300.0
 """One engine takes 15 s on two cores; a cold disk or a busy machine may need many times that."""
-TOLERANCE = 0.05
-"""Of a log-probability: a prompt computed in other parts is rounded at other places, to 8 bits. Wrong KV is off by more than 0.2."""
-
 VERDICTS = {True: "ok", False: "FAILED", None: "not checked"}
-
-ENVIRONMENT = {
-    # The engine in the process that is started, not in another one below it: half a minute less for each.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # Nothing here is worth a compiler run of some 15 seconds.
-    "TORCH_COMPILE_DISABLE": "1",
-    # The model lies on disk, and nobody has to know that it runs.
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""For an engine's process, where the caller's environment says nothing else."""
 
 
 def missing_packages() -> list[str]:
@@ -166,17 +161,16 @@ def _checks(
     asked: Sequence[Sequence[int]], plain: Sequence[Answer], reused: Sequence[Answer], control: Sequence[Answer]
 ) -> list[tuple[bool | None, str]]:
     """What holds, what does not, and what was not put to the test (None)."""
-    # vLLM computes at least the last token of a prompt itself.
-    possible = sum((len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in asked)
+    possible = sum(map(reusable_tokens, asked))
     got = sum(answer.reused_tokens for answer in reused)
-    off = _difference(plain, reused)
+    off = difference(plain, reused)
     agree: tuple[bool | None, str] = (
         off <= TOLERANCE,
         f"tokens and log-probabilities with and without reuse agree (largest difference: {_shown(off)})",
     )
     if not got and off <= TOLERANCE:
         agree = None, "whether answers with and without reuse agree: nothing was reused"
-    wrong = _difference(plain, control)
+    wrong = difference(plain, control)
     return [
         (got == possible, f"reuse {got / possible:.3f}: {got} of the {possible} tokens that can be reused were"),
         agree,
@@ -186,13 +180,6 @@ def _checks(
             f"control: with one record replaced and verification off, answers differ (largest difference: {_shown(wrong)})",
         ),
     ]
-
-
-def _difference(one: Sequence[Answer], other: Sequence[Answer]) -> float:
-    """The largest difference between log-probabilities; without bound where tokens differ."""
-    if any(a.tokens != b.tokens for a, b in zip(one, other, strict=True)):
-        return float("inf")
-    return max(abs(x - y) for a, b in zip(one, other, strict=True) for x, y in zip(a.logprobs, b.logprobs, strict=True))
 
 
 def _shown(difference: float) -> str:
