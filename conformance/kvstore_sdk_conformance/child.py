@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode, Put
 from kvstore_sdk_conformance.data import Record, which
+from kvstore_sdk_conformance.engines import Engines
 from kvstore_sdk_conformance.failure import ConformanceFailure, show
 from kvstore_sdk_conformance.forks import Forks
 from kvstore_sdk_conformance.steps import create
@@ -46,7 +47,7 @@ def main() -> None:
     programs.view.close()
 
 
-class Programs(Forks):
+class Programs(Engines, Forks):
     """What the process can be told to do; arguments and answers are JSON."""
 
     def __init__(self, place: Place, answers: BinaryIO) -> None:

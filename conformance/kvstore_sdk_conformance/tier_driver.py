@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from kvstore_sdk.backend import Backend, Capabilities, ConfigError, Deadline, TimedOutError
+from kvstore_sdk.backend import Backend, Capabilities, ConfigError, Deadline, GetStatus, Mode, Put, PutStatus, TimedOutError
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.identity import GroupIdentity, KVIdentity
 from kvstore_sdk.testing import BackendWrapper
 from kvstore_sdk.tier import JobResult, Lookup, Tier, TierSettings
-from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show_difference
+from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show, show_difference
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["TRIES", "VISIBLE_S", "Borrowed", "Engine", "identity", "payload_sizes"]
+__all__ = ["TRIES", "VISIBLE_S", "Borrowed", "Engine", "identity", "overwrite", "payload_sizes"]
 
 PAYLOAD_BYTES = (900, 5000, 70_000, 300_000)
 """Of one chunk of each group: no whole number of pages, so that every record ends in padding."""
@@ -63,6 +63,25 @@ def identity(sizes: Sequence[int]) -> KVIdentity:
 def payload(key: bytes, size: int) -> bytes:
     """Stands for computing a chunk: bytes that its key decides."""
     return hashlib.shake_128(key).digest(size)
+
+
+def overwrite(view: View, name: str, record: bytes, what: str) -> None:
+    """Put a record in the place of another, past any Tier; `what` says how the two differ.
+
+    Raises:
+        ConformanceFailure: it is not there afterwards.
+    """
+    with view.lend([len(record)]) as arena:
+        arena.buffers[0].view[:] = record
+        for _ in range(TRIES):
+            [result] = view.raw("put", [Put(name, tuple(arena.buffers), Mode.REPLACE)])
+            if result.status is PutStatus.STORED:
+                break
+    require(result.status is PutStatus.STORED, f"STORED for a REPLACE of {name}", result, breaks="KV-CORE-12")
+    now = view.get(name, len(record))
+    if now.bytes != record and view.capabilities.read_after_write:
+        seen = show_difference(record, now.bytes) if now.result.status is GetStatus.FOUND else show(now.result)
+        raise ConformanceFailure(f"the record that a REPLACE of {name} STORED, which {what}", seen)
 
 
 class Borrowed(BackendWrapper):

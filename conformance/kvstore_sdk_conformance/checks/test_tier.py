@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvstore_sdk.backend import ConfigError, GetStatus, Mode, Put, PutStatus
+from kvstore_sdk.backend import ConfigError, GetStatus
 from kvstore_sdk.format import HEADER_BYTES, record_bytes
 from kvstore_sdk.keys import GROUP_BYTES, ChunkKey
 from kvstore_sdk.testing import Fault, FaultyBackend
@@ -15,10 +15,10 @@ from kvstore_sdk.tier import Lookup, TierSettings
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
-from kvstore_sdk_conformance.failure import ConformanceFailure, require, show, show_difference
+from kvstore_sdk_conformance.failure import ConformanceFailure, require
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.tier_driver import TRIES, VISIBLE_S, Borrowed, Engine, identity, payload_sizes
+from kvstore_sdk_conformance.tier_driver import VISIBLE_S, Borrowed, Engine, identity, overwrite, payload_sizes
 from kvstore_sdk_conformance.tier_faults import FIRST_SCRIPT, Faults, tell
 from kvstore_sdk_conformance.view import View
 
@@ -211,18 +211,7 @@ def _damage(view: View, key: bytes, sizes: Sequence[int], how: Callable[[bytes],
     name = ChunkKey.from_engine(identity(sizes).namespace, key).name
     got = view.get(name, record_bytes(size))
     require(got.result.status is GetStatus.FOUND, f"FOUND for {name}, which a Tier stored", got.result, breaks="KV-TIER-02")
-    bad = how(got.bytes)
-    with view.lend([len(bad)]) as arena:
-        arena.buffers[0].view[:] = bad
-        for _ in range(TRIES):
-            [result] = view.raw("put", [Put(name, tuple(arena.buffers), Mode.REPLACE)])
-            if result.status is PutStatus.STORED:
-                break
-    require(result.status is PutStatus.STORED, f"STORED for a REPLACE of {name}", result, breaks="KV-CORE-12")
-    now = view.get(name, len(bad))
-    if now.bytes != bad and view.capabilities.read_after_write:
-        expected = f"the record that a REPLACE of {name} STORED, which {how.__doc__}"
-        raise ConformanceFailure(expected, show_difference(bad, now.bytes) if now.result.status is GetStatus.FOUND else show(now.result))
+    overwrite(view, name, how(got.bytes), str(how.__doc__))
 
 
 def _flip_a_payload_bit(record: bytes) -> bytes:
