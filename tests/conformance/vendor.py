@@ -70,7 +70,6 @@ class AcmeStore:
 
 
 def open_store(location, *, fault="", secret_key=""):
-    Path("opened").touch()
     print(f"opening with {secret_key}")
     if fault == "cannot open":
         raise BackendError(f"no connection with {secret_key}")
@@ -155,8 +154,3 @@ class Vendor:
     def report(self, name: str = "report.json") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / name).read_text())
         return found
-
-    @property
-    def opened(self) -> bool:
-        """Whether a backend was opened in this folder."""
-        return (self.folder / "opened").exists()
