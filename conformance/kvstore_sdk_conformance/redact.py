@@ -13,7 +13,7 @@ from kvstore_sdk_conformance.target import Target
 __all__ = ["Redactor"]
 
 SHORT = 6
-"""A value of fewer characters is hidden where it stands alone: within words it would make a text unreadable, and it can be guessed anyway."""
+"""A value of fewer characters is hidden where it stands alone: within words it would make a text unreadable, and anybody can guess it."""
 _HIDDEN = "***"
 _CODE = re.compile("%[0-9A-Fa-f]{2}")
 """In a URL, of which small letters mean the same."""

@@ -442,7 +442,7 @@ _ERRORS = _table(
         "A name that is not valid (is_valid_name) SHOULD be refused with InvalidError.",
         "It did not come from the SDK; what it would do to a path, a query or a URL nobody has thought of.",
         (),
-        ("KV-CORE-02",),
+        ("KV-CORE-02", "KV-ERR-02"),
     ),
     (
         4,

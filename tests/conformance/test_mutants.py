@@ -7,9 +7,11 @@ from pathlib import Path
 import mutants_capacity
 import mutants_core
 import mutants_deletion
+import mutants_errors
 import mutants_listing
 import mutants_liveness
 import mutants_performance
+import mutants_regions
 import mutants_sharing
 import mutants_tier
 import pytest
@@ -24,7 +26,9 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_core.MUTANTS,
     *mutants_deletion.MUTANTS,
     *mutants_listing.MUTANTS,
+    *mutants_errors.MUTANTS,
     *mutants_liveness.MUTANTS,
+    *mutants_regions.MUTANTS,
     *mutants_performance.MUTANTS,
     *mutants_sharing.MUTANTS,
     *mutants_tier.MUTANTS,

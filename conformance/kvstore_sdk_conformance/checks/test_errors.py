@@ -1,0 +1,167 @@
+"""Profile errors: what a backend says when something is wrong, and what it must not say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from kvstore_sdk.backend import (
+    Failure,
+    Get,
+    GetStatus,
+    InvalidError,
+    Mode,
+    Put,
+    SupportsDelete,
+)
+from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.data import Record
+from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, NotApplicable, require
+from kvstore_sdk_conformance.pressing import whatever_it_answers
+from kvstore_sdk_conformance.provoke import Provoked, names_outside, path_of, provoke, texts_of
+from kvstore_sdk_conformance.run import Run
+from kvstore_sdk_conformance.secrecy import MIN_CHARACTERS, canary, given, logged, open_with, text_options
+from kvstore_sdk_conformance.store import FixtureError, Store
+from kvstore_sdk_conformance.view import View
+
+
+@proves("KV-ERR-01")
+def test_what_failed_comes_with_an_error_of_the_tree(store: Store, view: View) -> None:
+    # Each answer is looked at by the view.
+    provoke(store, view)
+    with whatever_it_answers(), view.lend([view.fit(1)]) as arena:
+        view.close()
+        view.raw("exists", store.names(1))
+        view.raw("get", [Get(store.name(), tuple(arena.buffers))])
+
+
+@proves("KV-ERR-02")
+def test_no_name_reaches_another_location(store: Store, view: View) -> None:
+    size = view.fit(64)
+    other = store.elsewhere()
+    theirs = other.open()
+    victim, probe = "victim", "probe"
+    theirs.store((victim, Record(size, 1)))
+    for name in names_outside(store.place, other.place, victim):
+        with whatever_it_answers():
+            [there] = view.exists(name)
+            require(there is not True, f"{name!r} to mean nothing here", "True from exists: a record of another location")
+        with whatever_it_answers():
+            got = view.get(name, size)
+            found = got.result.status is GetStatus.FOUND
+            require(not found, f"{name!r} to mean nothing here", "FOUND from get: a record of another location")
+        with whatever_it_answers():
+            view.put(name, Record(size, 2), Mode.REPLACE)
+        if isinstance(view.backend, SupportsDelete):
+            with whatever_it_answers():
+                view.delete(name)
+        theirs.check_found(victim, Record(size, 1), note=f"after a put and a delete of {name!r} in another location")
+    before = _beside(store, other)
+    for name in names_outside(store.place, other.place, probe):
+        with whatever_it_answers():
+            view.put(name, Record(size, 2))
+        theirs.check_missing(probe, size, note=f"after a put of {name!r} in another location")
+        new = _beside(store, other) - before
+        require(not new, f"nothing outside the location by a put of {name!r}", f"{', '.join(sorted(new))} beside it")
+
+
+@proves("KV-ERR-03")
+def test_a_name_that_is_not_valid_is_refused(store: Store, view: View) -> None:
+    size = view.fit(1)
+    names = ["", ".", "..", "../x", "/x", "x/", "a//b", ".hidden", "a/.b", "a b", "a\0b", "a\nb", "é", "a*", "a\\b", "%2e%2e", "\ud800"]
+    names.append("x" * (view.capabilities.max_name_bytes + 1))
+    ops = ["exists", "get"] + ["put"] * (not view.capabilities.read_only) + ["delete"] * isinstance(view.backend, SupportsDelete)
+    for name in names:
+        shown = repr(name) if len(name) < 40 else f"a name of {len(name)} bytes"
+        for op in ops:
+            answer: Any
+            try:
+                answer = _one(view, op, name, size)
+            except CallRaised as raised:
+                answer = Failure(raised.error) if isinstance(raised.error, InvalidError) else raised.seen
+            error = getattr(answer, "error", None)
+            require(isinstance(error, InvalidError), f"InvalidError from {op} of {shown}", answer)
+
+
+@proves("KV-ERR-04")
+def test_a_secret_is_shown_nowhere(store: Store, view: View, run: Run) -> None:
+    secrets = given(run.target)
+    options = text_options(run.target)
+    if not secrets and not options:
+        raise NotApplicable(f"no secret option takes text, or was given {MIN_CHARACTERS} characters and more that are nowhere else")
+    with logged() as lines:
+        if secrets:
+            said = [("repr", repr(view.backend)), *((what.how, what.text) for what in provoke(store, view))]
+            for name, secret in secrets.items():
+                _check_hidden(name, secret, [*said, *(("a log line", line) for line in lines)])
+        for name in options:
+            lines.clear()
+            secret = canary(store.random)
+            said = []
+            try:
+                opened = open_with(store, name, secret)
+            except FixtureError as error:
+                said += [("an error of opening", text) for text in texts_of(error)]
+            else:
+                said.append(("repr", repr(opened.backend)))
+                # Whether it works with a wrong secret is not what this is about.
+                with contextlib.suppress(ConformanceFailure):
+                    said += [(what.how, what.text) for what in provoke(store, opened)]
+                with contextlib.suppress(ConformanceFailure):
+                    opened.close()
+            _check_hidden(name, secret, [*said, *(("a log line", line) for line in lines)])
+
+
+@proves("KV-ERR-05")
+def test_an_error_names_what_it_is_about(store: Store, view: View) -> None:
+    for what in provoke(store, view):
+        if what.error is not None:
+            message = str(what.error).lower()
+            require(
+                _names(message, what),
+                f"the record or the operation ({what.op}) in the message of an error",
+                f"{what.error!r}",
+                note=what.how,
+            )
+
+
+def _one(view: View, op: str, name: str, size: int) -> Any:
+    if op in ("exists", "delete"):
+        return view.raw(op, [name])[0]
+    with view.lend([size]) as arena:
+        buffers = tuple(arena.buffers)
+        return view.raw(op, [Put(name, buffers) if op == "put" else Get(name, buffers)])[0]
+
+
+def _beside(*stores: Store) -> set[str]:
+    """What lies beside the locations, where the suite made the folders that they lie in."""
+    found = set()
+    for place in (store.place for store in stores if store.place.folder is not None):
+        own = os.path.basename(path_of(place))
+        # What begins like the location is its own: journals and locks are often put beside a file.
+        found |= {entry.path for entry in os.scandir(place.folder) if not entry.name.startswith(own)}
+    return found
+
+
+def _check_hidden(name: str, secret: str, said: list[tuple[str, str]]) -> None:
+    for how, text in said:
+        # Never with the secret itself: a report goes to people who may not have it.
+        if secret in text:
+            seen = f"it in {how}: {text.replace(secret, '<the value>')}"
+            raise ConformanceFailure(f"the value of {name} nowhere", seen)
+
+
+_WORDS = {
+    "exists": ("exist", "look", "stat", "head", "find"),
+    "put": ("put", "stor", "writ", "upload", "sav", "set"),
+    "get": ("get", "load", "read", "download", "fetch"),
+    "delete": ("delet", "remov", "unlink"),
+    "list": ("list", "scan", "walk", "enumerat"),
+    "usage": ("usage", "used", "count", "size", "walk"),
+}
+
+
+def _names(message: str, what: Provoked) -> bool:
+    named = bool(what.name) and (what.name.lower() in message or repr(what.name)[1:-1].lower() in message)
+    return named or any(word in message for word in _WORDS[what.op])
