@@ -71,8 +71,11 @@ class Child:
         """
         assert self._process.stdout is not None
         until_s = time.monotonic() + timeout_s
+        # `select` takes no descriptor above 1,023, and a backend may have many open.
+        waiting = select.poll()
+        waiting.register(self._process.stdout, select.POLLIN)
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+            ready = waiting.poll(1000.0 * max(0.0, until_s - time.monotonic()))
             piece = os.read(self._process.stdout.fileno(), _READ_BYTES) if ready else None
             if piece is None:
                 raise ConformanceFailure("an answer of another process", f"none within {timeout_s:g} s", breaks="KV-LIVE-03")
@@ -127,7 +130,7 @@ class Child:
 
     def kill(self) -> None:
         """`kill -9`. Idempotent."""
-        if self._process.returncode is None:
+        if self._process.stdout is not None and not self._process.stdout.closed:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
             self._rest += self._process.communicate()[0]
