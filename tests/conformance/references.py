@@ -1,4 +1,4 @@
-"""Backends that are right and unusual: in doubt about what ran out of time; strict about the memory they are given."""
+"""Backends that are right and unusual: in doubt, strict about memory and limits, slow, unsure, at home in forked children."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from kvstore_sdk.backend import (
     Capabilities,
     ClosedError,
     Deadline,
+    Failure,
+    Fork,
     Get,
     GetResult,
     GetStatus,
@@ -26,11 +28,24 @@ from kvstore_sdk.backend import (
     PutResult,
     PutStatus,
     Region,
+    TimedOutError,
 )
 from kvstore_sdk.testing import BackendWrapper
 from kvstore_sdk_backends.memory import open_memory
 
-__all__ = ["InDoubt", "Regions", "open_in_doubt", "open_regions", "open_regions_in_doubt"]
+__all__ = [
+    "InDoubt",
+    "Mapped",
+    "MappedPart",
+    "Regions",
+    "open_forking",
+    "open_in_doubt",
+    "open_narrow",
+    "open_regions",
+    "open_regions_in_doubt",
+    "open_slow",
+    "open_unsure",
+]
 
 SLOW_FROM_BYTES = 512 << 10
 SLOW_S = 0.03
@@ -49,6 +64,22 @@ def open_regions(location: str) -> Regions:
 
 def open_regions_in_doubt(location: str) -> InDoubt:
     return InDoubt(open_regions(location))
+
+
+def open_narrow(location: str) -> Narrow:
+    return Narrow(open_memory(location.strip("/"), max_record_bytes=Narrow.capabilities.max_record_bytes))
+
+
+def open_slow(location: str) -> Slow:
+    return Slow(open_memory(location.strip("/")))
+
+
+def open_unsure(location: str) -> Unsure:
+    return Unsure(open_memory(location.strip("/")))
+
+
+def open_forking(location: str) -> Forking:
+    return Forking(open_memory(location.strip("/")))
 
 
 class InDoubt(BackendWrapper):
@@ -183,3 +214,93 @@ class MappedPart:
     def __init__(self, mapped: Mapped, offset: int, length: int) -> None:
         self.view = mapped.view[offset : offset + length]
         self.length = length
+
+
+class Narrow(BackendWrapper):
+    """Declares as little as it may, and raises for whatever goes beyond."""
+
+    capabilities = Capabilities(max_record_bytes=64 << 10, max_batch=1, align_bytes=4096)
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._running = threading.Lock()
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        if op == "close":
+            return proceed(items)
+        if not self._running.acquire(blocking=False):
+            raise AssertionError(f"narrow {op}: a second call at the same time")
+        try:
+            self._look(op, items)
+            return proceed(items)
+        finally:
+            self._running.release()
+
+    def _look(self, op: str, items: Sequence[Any]) -> None:
+        if op in ("exists", "get", "put", "delete") and len(items) != 1:
+            raise AssertionError(f"narrow {op}: {len(items)} items")
+        for buffer in (part for item in items if op in ("get", "put") for part in (item.parts if op == "put" else item.into)):
+            if buffer.address % 4096 or buffer.length % 4096:
+                raise AssertionError(f"narrow {op}: {buffer} is not aligned")
+        if op in ("get", "put") and len(items[0].parts if op == "put" else items[0].into) != 1:
+            raise AssertionError(f"narrow {op}: several parts")
+
+
+class Slow(BackendWrapper):
+    """Takes its time for each call, but no more than there is."""
+
+    call_s = 0.02
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        if deadline is not None and op != "close" and items:
+            time.sleep(min(self.call_s, deadline.remaining_s()))
+            if deadline.expired and op in ("put", "get", "exists"):
+                return [self._late(op) for _ in items]
+        return proceed(items)
+
+    def _late(self, op: str) -> Any:
+        if self.inner._closed:  # type: ignore[attr-defined]
+            closed: Any = {"put": PutResult(PutStatus.CLOSED), "get": GetResult(GetStatus.CLOSED)}
+            return closed.get(op, Failure(ClosedError(f"slow {op}: the backend is closed")))
+        late: Any = {"put": PutResult(PutStatus.TIMED_OUT), "get": GetResult(GetStatus.TIMED_OUT)}
+        return late.get(op, Failure(TimedOutError(f"slow {op}: the deadline passed")))
+
+
+class Unsure(BackendWrapper):
+    """Loses the answer to every fifth put, of which it carries out every other one."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._puts = itertools.count(1)
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        number = next(self._puts) if op == "put" and items else 0
+        if number % 10 == 5:
+            return [self._unsure(proceed([item])[0]) for item in items]
+        if number and number % 10 == 0 and not self.inner._closed:  # type: ignore[attr-defined]
+            return [PutResult(PutStatus.UNKNOWN) for _ in items]
+        return proceed(items)
+
+    @staticmethod
+    def _unsure(result: PutResult) -> PutResult:
+        return PutResult(PutStatus.UNKNOWN) if result.status is PutStatus.STORED else result
+
+
+class Forking(BackendWrapper):
+    """Works in a forked child, where it has a copy of the records."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._pid = os.getpid()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, fork=Fork.WORKS)
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        if os.getpid() != self._pid:
+            inner: Any = self.inner
+            # Whoever held the lock in the parent is not here.
+            inner._shelf.lock = threading.Lock()
+            self._pid = inner._pid = os.getpid()
+        return proceed(items)

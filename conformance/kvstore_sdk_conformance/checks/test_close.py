@@ -41,7 +41,7 @@ BUSY_S = 1.0
 """For threads that wait for a processor, at the end of their calls."""
 ROUNDS, THREADS, CLOSERS, MAX_DELAY_S = 3, 4, 4, 0.05
 TURNS = 200
-WARM_UPS, CHURNS, RELEASE_S = 4, 16, 3.0
+WARM_UPS, CHURNS, RELEASE_S = 4, 12, 3.0
 
 
 @proves("KV-LIVE-08")

@@ -1,0 +1,33 @@
+"""The suite finds nothing wrong with backends that are right, however unusual they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suite_runner import QUICK, run_suite
+
+PROFILES = ("liveness", "errors", "regions")
+
+
+@pytest.mark.parametrize("name", ["in_doubt", "regions_in_doubt", "narrow", "slow", "unsure", "forking"])
+def test_a_right_backend_breaks_nothing(name: str, tmp_path: Path) -> None:
+    ran = run_suite(f"references:open_{name}", tmp_path, *PROFILES, options=[*QUICK, f"--kvstore-seed={len(name)}"])
+    assert ran.ids("fail") | ran.ids("error") | ran.ids("blocked") | ran.ids("advisory") == set()
+    assert ran.code == 0
+    assert ran.verdict("liveness") == ran.verdict("errors") == "CONFORMANT"
+
+
+def test_what_only_some_backends_have_is_judged_where_it_is(tmp_path: Path) -> None:
+    ran = run_suite(
+        "references:open_regions_in_doubt", tmp_path, "liveness", "regions", options=[*QUICK, "-k", "settled or regions or region"]
+    )
+    assert ran.result("KV-LIVE-07")["status"] == "pass"
+    assert {ran.result(f"KV-REG-0{number}")["status"] for number in (1, 2, 3)} == {"pass"}
+
+
+def test_a_secret_that_was_given_is_found_and_not_repeated(tmp_path: Path) -> None:
+    options = [*QUICK, "--kvstore-option=secret_key=hunter2222"]
+    ran = run_suite("mutants_errors:ShowsItsSecretInItsRepr.open", tmp_path, "errors", options=options)
+    assert ran.ids("fail") == {"KV-ERR-04"}
+    assert "hunter2222" not in (tmp_path / "report.json").read_text()
