@@ -8,6 +8,7 @@ import mutants_atomicity
 import mutants_capacity
 import mutants_core
 import mutants_deletion
+import mutants_durability
 import mutants_errors
 import mutants_listing
 import mutants_liveness
@@ -28,6 +29,7 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_capacity.MUTANTS,
     *mutants_core.MUTANTS,
     *mutants_deletion.MUTANTS,
+    *mutants_durability.MUTANTS,
     *mutants_listing.MUTANTS,
     *mutants_errors.MUTANTS,
     *mutants_liveness.MUTANTS,
