@@ -304,7 +304,10 @@ _CONCURRENCY = _table(
         "While threads store, replace, delete and read the same names, every FOUND record MUST be one that was put under that name, whole.",
         "This is what a store goes through in a busy hour.",
         (Need.WRITABLE, Need.SEVERAL_CALLS),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-CONC-01", "KV-ATOM-01", "KV-ATOM-02", "KV-DELETE-01", "KV-DELETE-05"),
+        (
+            *("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-ATOM-01", "KV-ATOM-02"),
+            *("KV-CONC-01", "KV-CONC-02", "KV-CONC-03", "KV-DELETE-01", "KV-DELETE-05"),
+        ),
     ),
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mutants_atomicity
 import mutants_capacity
+import mutants_concurrency
 import mutants_core
 import mutants_deletion
 import mutants_durability
@@ -27,6 +28,7 @@ from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
 MUTANTS: list[type[Mutant]] = [
     *mutants_atomicity.MUTANTS,
     *mutants_capacity.MUTANTS,
+    *mutants_concurrency.MUTANTS,
     *mutants_core.MUTANTS,
     *mutants_deletion.MUTANTS,
     *mutants_durability.MUTANTS,

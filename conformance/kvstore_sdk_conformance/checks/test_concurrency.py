@@ -117,7 +117,7 @@ def test_what_is_found_while_all_is_in_motion_was_put_under_that_name(store: Sto
                 mine = [tag for tag in tags[name] if sizes[tag % len(sizes)] == asked]
                 whole = which(got.bytes, mine) is not None
                 every = range(len(names) * TAGS)
-                note = f"{threads} threads store, replace{', delete' if deletes else ''} and read {len(names)} names; put under this one were tags {mine}"
+                note = f"{threads} threads use {len(names)} names at once; under this one were put tags {mine}"
                 require(whole, f"one of the records that were put as {name}, whole", pieces(got.bytes, every), note=note)
             elif got.result.status is GetStatus.WRONG_SIZE:
                 require(got.result.size_bytes in sizes, f"WRONG_SIZE with one of {sizes}", got.result)
