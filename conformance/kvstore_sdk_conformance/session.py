@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,15 @@ class Session:
             if path not in sys.path:
                 sys.path.insert(0, path)
         seed = getattr(config, "workerinput", {}).get("kvstore_seed", option("kvstore_seed"))
+        redact: Callable[[str], str] = str
         try:
             for path in option("kvstore_report"):
                 check_path(Path(path))
             target = Target(
                 option("kvstore_backend"), runs.parse_options(option("kvstore_option")), option("kvstore_location"), runs.import_path()
             )
+            # A vendor's error of opening may say what the backend was given.
+            redact = Redactor(target)
             wanted = functools.partial(
                 runs.Run,
                 target=target,
@@ -99,7 +102,7 @@ class Session:
             # Last: a backend is opened for a run that can take place.
             run = wanted(offer=Offer.of(target))
         except KVStoreError as error:
-            message = " ".join(str(error).split()).removeprefix("conformance: ")
+            message = " ".join(redact(str(error)).split()).removeprefix("conformance: ")
             raise pytest.UsageError(f"kvstore-sdk conformance: {message}") from None
         except SystemExit as error:
             # A script without `if __name__ == "__main__"`: its exit code would be taken for the verdict.

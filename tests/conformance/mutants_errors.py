@@ -161,6 +161,13 @@ class IsDeniedWithItsSecret(WithASecret):
                 raise DeniedError("acme open: denied") from cause
 
 
+class IsDeniedWithItsSecretInTheOpen(WithASecret):
+    def __init__(self, inner: Backend, secret_key: str | None = None) -> None:
+        super().__init__(inner, secret_key)
+        if secret_key is not None:
+            raise DeniedError(f"acme open: signature of {secret_key} does not match")
+
+
 class SaysError(MemoryMutant):
     breaks = "KV-ERR-05"
 
@@ -191,5 +198,6 @@ MUTANTS = (
     LogsItsSecret,
     TellsItsSecretInAnError,
     IsDeniedWithItsSecret,
+    IsDeniedWithItsSecretInTheOpen,
     SaysError,
 )

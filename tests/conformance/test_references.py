@@ -31,3 +31,12 @@ def test_a_secret_that_was_given_is_found_and_not_repeated(tmp_path: Path) -> No
     ran = run_suite("mutants_errors:ShowsItsSecretInItsRepr.open", tmp_path, "errors", options=options)
     assert ran.ids("fail") == {"KV-ERR-04"}
     assert "hunter2222" not in (tmp_path / "report.json").read_text()
+
+
+def test_a_secret_does_not_stand_in_the_line_that_says_why_nothing_was_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = [*QUICK, "--kvstore-option=secret_key=hunter2222"]
+    ran = run_suite("mutants_errors:IsDeniedWithItsSecretInTheOpen.open", tmp_path, "errors", options=options)
+    said = "".join(capfd.readouterr())
+    assert ran.code == 4
+    assert "signature of *** does not match" in said
+    assert "hunter2222" not in said
