@@ -26,6 +26,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.fs.ledger import BYE, Ledger, Member, Reading, Request, boot_s
@@ -51,6 +52,7 @@ _BUSY_FOR_S = 2.0
 _SLICE_S = 0.05
 """Most time between two looks at requests, while it evicts or counts."""
 _AGAIN_S = 1.0
+_STUCK_S = 1.0
 _SHARE = 100
 """A hundredth of `max_bytes` is kept free, so that few puts wait for an eviction, and another may be granted before it is needed."""
 
@@ -102,7 +104,8 @@ class Evictor:
         self._heard_at: dict[str, float] = {}
         self._oldest: Iterator[Victim | None] = iter(())
         self._last_size = 0
-        self._busy_until = self._held_at = self._counted_at = self._checked_at = self._rest_until = 0.0
+        self._busy_until = self._held_at = self._counted_at = self._checked_at = self._exhausted_at = 0.0
+        self._stuck_at = 0.0
         self._count_s = 0.0
 
     def is_vacant(self, reading: Reading) -> bool:
@@ -164,8 +167,7 @@ class Evictor:
         with suppress(OSError, _LeaseLost):
             self._hear()
             self._hold()
-            self._state.owner = ""
-            self._ledger.write(self._state)
+            self._ledger.write(replace(self._state, owner=""))
         self._news()
 
     def _take(self) -> None:
@@ -205,9 +207,7 @@ class Evictor:
         self._hold_on()
         changed = self._hear() | self._reclaim()
         now_s = boot_s()
-        # Rather than evict for bytes that nobody may have written.
-        doubtful = self._lost > self._state.max_bytes // _SHARE and self._room() < max(self._wanted(), self._state.max_bytes // _SHARE)
-        if now_s - self._counted_at >= (20 * self._count_s if doubtful else RECOUNT_S):
+        if now_s - self._counted_at >= self._count_again_s():
             self._count()
         if self._answer(evict=True) or changed:
             self._publish()
@@ -218,10 +218,24 @@ class Evictor:
             self._make_room(wanted)
             self._busy_until = max(self._busy_until, now_s + _BUSY_S)
 
+    def _count_again_s(self) -> float:
+        """How long the last count may be relied on."""
+        # What should have been evicted was not there: somebody else removed it.
+        if self._exhausted_at > self._counted_at:
+            return 0.0
+        # Rather than evict for bytes that nobody may have written.
+        few = self._state.max_bytes // _SHARE
+        return 20 * self._count_s if self._lost > few and self._room() < max(self._wanted(), few) else RECOUNT_S
+
+    def _is_stuck(self) -> bool:
+        """Nothing was left to evict for a while, although the files were counted again. An instant says nothing: others are writing."""
+        return bool(self._stuck_at) and boot_s() - self._stuck_at >= _STUCK_S
+
     def _hear(self) -> bool:
         """Take in what members ask for. Whether the ledger changes by it."""
         changed = False
         members = self._state.members
+        self._hear_self()
         for request in self._ledger.take(self._hold):
             member = members.get(request.member)
             if member is None:
@@ -242,6 +256,13 @@ class Evictor:
                 self._busy_until = boot_s() + _BUSY_FOR_S
                 self._limit()
         return changed
+
+    def _hear_self(self) -> None:
+        """What this process wrote needs no request to be known."""
+        if member := self._state.members.get(self._identity()):
+            settled = self._settled()
+            self._used += settled - member.settled
+            member.settled = settled
 
     def _asked(self, name: str) -> int:
         return self._pending[name].serial if name in self._pending else 0
@@ -276,7 +297,12 @@ class Evictor:
         self._limit()
 
     def _wanted(self) -> int:
-        return sum(max(0, asked.need - self._state.members[name].outstanding) for name, asked in self._pending.items())
+        return sum(max(0, self._more(asked)) for asked in self._pending.values())
+
+    def _more(self, asked: Request) -> int:
+        """How much more than now would be granted."""
+        member = self._state.members[asked.member]
+        return asked.settled + asked.need - max(member.allowance, member.settled)
 
     def _room(self) -> int:
         return self._state.max_bytes - self._used - self._outstanding()
@@ -288,7 +314,7 @@ class Evictor:
         for request in [*self._pending.values()]:
             member = self._state.members[request.member]
             # It gave back what it was granted before, but for what it is writing, which it needs.
-            more = request.need - member.outstanding
+            more = self._more(request)
             limit = self._state.max_bytes
             if more > self._room() and more <= limit and evict:
                 self._make_room(more, until_s)
@@ -297,10 +323,11 @@ class Evictor:
                 active = sum(boot_s() - at_s < LEASE_S for at_s in self._heard_at.values())
                 share = min(room - more, limit // _SHARE // max(1, active))
                 # Whole multiples: a rest that is too small for the next record would be held back for nothing.
-                member.allowance = member.settled + request.need + (share // request.need * request.need if request.need else 0)
+                member.allowance = request.settled + request.need + (share // request.need * request.need if request.need else 0)
                 member.denied = False
-            elif more > limit or (evict and boot_s() < self._rest_until and more > room + self._outstanding()):
-                # Nothing is left to evict, and what is being written could not be enough either when it can be.
+                self._stuck_at = 0.0 if more > 0 else self._stuck_at
+            elif more > limit or (evict and self._is_stuck() and more > limit - max(0, self._used - self._outstanding())):
+                # Nothing is left to evict, and what is being written, which may have been counted, would not be enough when it can be.
                 member.denied = True
             else:
                 continue
@@ -315,15 +342,18 @@ class Evictor:
     def _make_room(self, wanted: int, until_s: float = 0.0) -> None:
         """Evict until `wanted` bytes are free, time is up, or nothing is left that could be removed."""
         until_s = until_s or boot_s() + _SLICE_S
+        # A pass over everything was for nothing, so not at once again, and not before the files are counted.
+        if boot_s() < self._exhausted_at + 10 * self._count_s or self._exhausted_at > self._counted_at:
+            return
         self._hold()
-        while self._room() < wanted and boot_s() < until_s and boot_s() >= self._rest_until:
+        while self._room() < wanted and boot_s() < until_s:
             self._hold_on()
             try:
                 victim = next(self._oldest)
             except StopIteration:
                 self._oldest = self.victims.oldest()
-                # A pass over everything for nothing, so not at once again.
-                self._rest_until = boot_s() + max(_SLICE_S, 5 * self._count_s)
+                self._exhausted_at = boot_s()
+                self._stuck_at = self._stuck_at or self._exhausted_at
                 if self.victims.refused and not self._told:
                     _log.warning("fs %s: records that may not be removed fill max_bytes (%s)", self._root, self.victims.refused)
                 self._told = bool(self.victims.refused)
@@ -332,6 +362,7 @@ class Evictor:
             if size is not None:
                 self._used -= size
                 self._last_size = size
+                self._stuck_at = 0.0
 
     def _count(self, first: bool = False) -> None:
         """Count the files. What members wrote meanwhile is added, if it was counted or not: the sum must not be too small."""
@@ -343,11 +374,10 @@ class Evictor:
         self._checked_at = 0.0
         self._reclaim()
         self._lost = 0
-        for name, member in self._state.members.items():
+        for member in self._state.members.values():
             member.lost = 0
-            if name == self._identity():
-                # Of others the last word has to do: what they wrote since then will be counted twice, until the next count.
-                member.settled = self._settled()
+        # Of others the last word has to do: what they wrote since then will be counted twice, until the next count.
+        self._hear_self()
         before = self._used
         total = 0
         for size in self.victims.count():
@@ -357,6 +387,9 @@ class Evictor:
                 if self._hear() | self._answer(evict=False):
                     self._publish()
                 last_s = boot_s()
+        for name, size in self.victims.temporary().items():
+            # A member's own are part of what it was granted, unless that has run out.
+            total += max(0, size - self._state.members[name].outstanding) if name in self._state.members else size
         self._used = total + self._used - before
         self._oldest = self.victims.oldest()
         self._counted_at = boot_s()

@@ -36,8 +36,10 @@ _log = logging.getLogger("kvstore_sdk_backends.fs")
 
 REFRESH_S = 3600.0
 """A record that is used every minute costs one write of its time an hour; eviction is that much less exact."""
-MARGIN_S = 0.02
-"""Before the deadline: an answer that comes late counts as none."""
+MARGIN_S = 0.05
+"""Before the deadline: an answer that comes late counts as none. More than it sleeps at a time."""
+PATIENCE_S = 1.0
+"""An evictor that has room answers in a fraction of it. Who waited for so long has found the folder full, not himself in a hurry."""
 END_S = 1.0
 
 _STEP_S = 0.02
@@ -67,8 +69,8 @@ class Claim:
         """Hold at least `growth` bytes.
 
         Raises:
-            StoppedError: the backend was closed.
-            NoSpaceError: there is no room, or none came free before the deadline.
+            StoppedError: the backend was closed, or the deadline passed.
+            NoSpaceError: there is no room, or none came free although the deadline was not near.
             OSError: nobody could be asked.
         """
         if growth > self.held:
@@ -169,12 +171,16 @@ class Space:
             if self._covers(size):
                 return
             self._waiting += size
+        if time.monotonic() + PATIENCE_S < at_s:
+            at_s -= MARGIN_S
+            stopped = self._full(name, stopped, at_s)
         try:
             while True:
-                self._check(name, stopped, at_s)
+                if stopped():
+                    raise StoppedError
                 if self._asking.acquire(blocking=False):
                     try:
-                        self._ask(size, name, stopped, at_s)
+                        self._ask(size, name, stopped)
                     finally:
                         self._asking.release()
                         with self._changed:
@@ -203,14 +209,18 @@ class Space:
             if held > grown and self._waiting:
                 self._changed.notify_all()
 
-    def _check(self, name: str, stopped: Callable[[], bool], at_s: float) -> None:
-        if time.monotonic() >= at_s - MARGIN_S:
-            problem = f"no room came free before the deadline: {self._max_bytes} bytes (max_bytes) are taken, or are being counted"
-            raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
-        if stopped():
-            raise StoppedError
+    def _full(self, name: str, stopped: Callable[[], bool], at_s: float) -> Callable[[], bool]:
+        """`stopped`, which says at `at_s` that there is no room, while there is still time to say it."""
 
-    def _ask(self, size: int, name: str, stopped: Callable[[], bool], at_s: float) -> None:
+        def check() -> bool:
+            if time.monotonic() >= at_s:
+                problem = f"no room came free before the deadline: {self._max_bytes} bytes (max_bytes) are taken, or are being counted"
+                raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
+            return stopped()
+
+        return check
+
+    def _ask(self, size: int, name: str, stopped: Callable[[], bool]) -> None:
         """Ask for room for all that wait, and see the answer; give up when it does not come soon, or another evictor does."""
         member = self._member()
         sent_s = boot_s()
@@ -232,8 +242,9 @@ class Space:
             if first not in (None, found.owner):
                 return
             first = found.owner
-            self._check(name, stopped, at_s)
-            self._news.wait(min(step_s, max(0.0, at_s - MARGIN_S - time.monotonic())))
+            if stopped():
+                return
+            self._news.wait(step_s)
             step_s = min(2 * step_s, _STEP_S)
 
     def _adopt(self, answer: Member, sent_s: float, name: str) -> None:

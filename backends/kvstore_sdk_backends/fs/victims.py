@@ -69,16 +69,27 @@ class Victims:
         self._seen = 0
 
     def count(self) -> Iterator[int]:
-        """The bytes of all records and of all temporary files, a few thousand at a time.
+        """The bytes of all records, a few thousand at a time.
 
         Raises:
             OSError: a folder cannot be read, so the count would be wrong.
         """
         self._sample, self._seen = [], 0
         for _, entries in self._folders():
-            yield sum(facts.st_size for _, facts in self._look(entries))
-        for folder, _, files in os.walk(f"{self._root}/{TEMP}"):
-            yield sum(_size_bytes(f"{folder}/{name}") for name in files)
+            total = 0
+            for _, facts in self._look(entries):
+                total += facts.st_size
+                self._draw(self._order_ns(facts))
+            yield total
+
+    def temporary(self) -> dict[str, int]:
+        """The bytes of each writer's temporary files."""
+        found: dict[str, int] = {}
+        above = f"{self._root}/{TEMP}"
+        for folder, _, files in os.walk(above):
+            writer = os.path.relpath(folder, above).split("/", 1)[0]
+            found[writer] = found.get(writer, 0) + sum(_size_bytes(f"{folder}/{name}") for name in files)
+        return found
 
     def oldest(self) -> Iterator[Victim | None]:
         """What to remove next, the oldest first, as often as it is asked. None: time went by and nothing was found yet.
@@ -98,6 +109,9 @@ class Victims:
                     at_ns = self._order_ns(facts)
                     if at_ns <= limit_ns:
                         aged.append((at_ns, name))
+                    if at_ns > limit_ns or limit_ns == math.inf:
+                        # What goes now is not there for the next pass to choose from.
+                        self._draw(at_ns)
                 for _, name in sorted(aged):
                     yield Victim(folder, name, limit_ns)
                 yield None
@@ -136,14 +150,15 @@ class Victims:
                 if cause.errno in _PASSED_OVER:
                     continue
                 raise
-            # Each record is in the sample with the same chance, however many will come.
-            self._seen += 1
-            at_ns = self._order_ns(facts)
-            if len(self._sample) < _SAMPLE:
-                self._sample.append(at_ns)
-            elif (place := int(self._random.random() * self._seen)) < _SAMPLE:
-                self._sample[place] = at_ns
             yield entry.name, facts
+
+    def _draw(self, at_ns: int) -> None:
+        """Each record is in the sample with the same chance, however many will come."""
+        self._seen += 1
+        if len(self._sample) < _SAMPLE:
+            self._sample.append(at_ns)
+        elif (place := int(self._random.random() * self._seen)) < _SAMPLE:
+            self._sample[place] = at_ns
 
     def _look_at_the_clock(self) -> None:
         self._future_ns = int((self._now_s() + FUTURE_S) * 1e9)
