@@ -145,7 +145,8 @@ class Vendor:
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Done:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
-        environment = clean | {"PYTHONPATH": str(self.sdk), "PYTHONDONTWRITEBYTECODE": "1"} | dict(env or {})
+        # Compiled once for all runs, and nothing in the folder of the vendor.
+        environment = clean | {"PYTHONPATH": str(self.sdk), "PYTHONPYCACHEPREFIX": str(self.sdk.parent / "compiled")} | dict(env or {})
         done = subprocess.run(
             [self.python, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
         )
