@@ -18,12 +18,13 @@ import kvstore_sdk_conformance
 
 ROOTS = (kvstore_sdk, kvstore_sdk_backends, kvstore_sdk_conformance)
 # Some can be imported only where an engine, or a client of a store, is installed: their lists are checked without importing them.
+# What is behind the command `kvstore`, and the checks that pytest collects, are nobody's to import.
+INSIDE = ("kvstore_sdk.cli.", "kvstore_sdk_conformance.checks")
 MODULES = sorted(
     name
     for root in ROOTS
     for name in [root.__name__, *(info.name for info in pkgutil.walk_packages(root.__path__, root.__name__ + ".", onerror=lambda _: None))]
-    # What is behind the command `kvstore` is nobody's to import.
-    if not any(part.startswith("_") for part in name.split(".")) and not name.startswith("kvstore_sdk.cli.")
+    if not any(part.startswith("_") for part in name.split(".")) and not name.startswith(INSIDE)
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-__all__: list[str] = []
+__all__ = ["NO_BACKEND", "PACKAGE", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 
 PACKAGE = "kvstore_sdk_conformance"
 NO_BACKEND = "kvstore-sdk conformance: no backend: give --kvstore-backend=TARGET, a URL, the name of a backend, or module:factory"
