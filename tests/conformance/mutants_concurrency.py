@@ -75,17 +75,15 @@ class AnswersWhoeverAsksFirst(ConcurrencyMutant):
     """Threads send on one connection, and take the first answer for theirs."""
 
     breaks = "KV-CONC-01"
-    last: bool | None = None
+    last: Sequence[Any] = ()
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         results = super().around(op, items, deadline, proceed)
-        if op == "exists" and len(items) == 1:
-            self.last = results[0]
-            time.sleep(PAUSE_S)
-            return [self.last]
-        if op == "exists":
-            self.last = results[0]
-        return results
+        if op != "exists":
+            return results
+        self.last = results
+        time.sleep(PAUSE_S)
+        return self.last if len(self.last) == len(results) else results
 
 
 class SharesTemporaryFiles(ConcurrencyMutant):
@@ -176,8 +174,9 @@ class MistakesOneVersionForAnother(ConcurrencyMutant):
         return self.versions.setdefault(id(self.inner._shelf), {})
 
     def one_put(self, put: Put, proceed: Callable[[Put], PutResult]) -> PutResult:
+        there = self.record(put.name) is not None
         result = proceed(put)
-        if result.status is PutStatus.STORED and put.mode is Mode.REPLACE:
+        if there and result.status is PutStatus.STORED:
             self.known()[put.name] = self.known().get(put.name, 0) + 1
         return result
 
@@ -188,6 +187,8 @@ class MistakesOneVersionForAnother(ConcurrencyMutant):
             result = proceed(get)
             if version == self.known().get(get.name, 0):
                 break
+        else:
+            return result
         if result.status is GetStatus.FOUND and first is not None and len(first) == get.size_bytes:
             fill(replace(get, into=get.into[:1]), first[: get.into[0].length // 2])
         return result
