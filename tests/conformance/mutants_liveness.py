@@ -348,7 +348,7 @@ class HoldsALockOverAFork(MemoryMutant):
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         with self.lock:
             if op == "exists":
-                time.sleep(0.0005)
+                time.sleep(0.002)
             return proceed(items)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +42,8 @@ CALL_S = 30.0
 BUSY_S = 1.0
 """For threads that wait for a processor, at the end of their calls."""
 ROUNDS, THREADS, CLOSERS, MAX_DELAY_S = 3, 4, 4, 0.05
-TURNS = 200
+START_S = 1.0
+KEPT_ANSWERS = 1000
 WARM_UPS, CHURNS, RELEASE_S = 4, 12, 3.0
 
 
@@ -75,6 +78,9 @@ def test_calls_that_run_during_close_end_and_tell_the_truth(store: Store, view: 
             for turn, user in enumerate(users):
                 arena = lent.enter_context(other.lend([size]))
                 calls.append(Running(functools.partial(user.work, arena, turn, closed)))
+            for user in users:
+                # A store that is slow is closed in its first calls.
+                user.at_work.wait(START_S)
             time.sleep(store.random.uniform(0.0, MAX_DELAY_S))
             began_s = time.monotonic()
             try:
@@ -147,21 +153,24 @@ class User:
     own: str
     size: int
     doing: str = "nothing"
-    answers: list[tuple[str, Any]] = field(default_factory=list)
+    at_work: threading.Event = field(default_factory=threading.Event)
+    answers: deque[tuple[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ANSWERS))
     puts: list[tuple[int, PutStatus]] = field(default_factory=list)
 
     def work(self, arena: Arena, turn: int, closed: threading.Event) -> None:
         """Call until the view is closed."""
         calls = self._calls(arena)
-        for number in range(turn, turn + TURNS):
-            if closed.is_set():
+        until_s = time.monotonic() + CALL_S
+        for number in itertools.count(turn):
+            if closed.is_set() or time.monotonic() > until_s:
                 return
+            if number == turn + len(calls):
+                self.at_work.set()
             self.doing, call = calls[number % len(calls)]
             try:
                 self.answers.append((self.doing, call()))
             except CallRaised as raised:
                 self.answers.append((self.doing, raised.error))
-        closed.wait(CALL_S)
 
     def check(self, view: View) -> None:
         """Hold the answers against what is true, as another view sees it."""
