@@ -254,7 +254,7 @@ class _Sequences(RuleBasedStateMachine):
     def exists(self, view: int, names: list[int]) -> None:
         for batch in self.views[view].batches([self.trial.names[name] for name in names]):
             for called, there in zip(batch, self.views[view].exists(*batch), strict=True):
-                self._see(called, show(there), lambda state, there=there: there is (state is not None))
+                self._see(called, show(there), functools.partial(_is_there, there))
 
     @precondition(lambda self: SupportsDelete in self.trial.surfaces)
     @rule(view=_views, names=_several)
@@ -264,7 +264,7 @@ class _Sequences(RuleBasedStateMachine):
             for called, gone in zip(batch, self.views[view].delete(*batch), strict=True):
                 answer = gone.name if isinstance(gone, DeleteStatus) else show(gone)
                 wanted = {DeleteStatus.DELETED: True, DeleteStatus.ABSENT: False}.get(gone) if isinstance(gone, DeleteStatus) else None
-                self._see(called, answer, lambda state, wanted=wanted: wanted is (state is not None))
+                self._see(called, answer, functools.partial(_is_there, wanted))
                 self.may_be[called] = {None}
                 self._wait_for(called, None)
 
@@ -281,7 +281,7 @@ class _Sequences(RuleBasedStateMachine):
             self._see(
                 called,
                 "no entry" if size is None else f"an entry with size_bytes={size}",
-                lambda state, size=size: size == (None if state is None else state.size),
+                functools.partial(_has_size, size),
             )
 
     @precondition(lambda self: SupportsUsage in self.trial.surfaces)
@@ -384,3 +384,11 @@ def _shows(view: View, name: str, state: State) -> bool:
 
 def _named(state: State) -> str:
     return "no record" if state is None else str(state)
+
+
+def _is_there(answer: object, state: State) -> bool:
+    return answer is (state is not None)
+
+
+def _has_size(size: int | None, state: State) -> bool:
+    return size == (None if state is None else state.size)

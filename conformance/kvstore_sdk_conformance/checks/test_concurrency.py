@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 from kvstore_sdk.backend import GetStatus, Mode, PutStatus
@@ -10,7 +11,7 @@ from kvstore_sdk_conformance.data import Record, pieces, which
 from kvstore_sdk_conformance.failure import require
 from kvstore_sdk_conformance.race import Over, race, rounds
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import CALL_S, View
+from kvstore_sdk_conformance.view import CALL_S, VISIBLE_S, View
 
 THREADS = 6
 """As many calls at the same time, if so many are declared: enough to meet, and few enough for a small machine."""
@@ -49,7 +50,9 @@ def test_calls_at_the_same_time_get_the_answers_they_would_get_alone(store: Stor
             got = view.get(absent, sizes[-1])
             require(got.result.status is GetStatus.MISSING, f"MISSING for {absent}", got.result, note=note)
 
-    race([lambda over, number=number, mine=mine: use(over, *mine, number) for number, mine in enumerate(owned)])
+    race(
+        [functools.partial(use, names=names, absent=absent, draw=draw, number=number) for number, (names, absent, draw) in enumerate(owned)]
+    )
 
 
 @proves("KV-CONC-02")
@@ -77,8 +80,8 @@ def _race_for_one_record(store: Store, view: View, mode: Mode, good: tuple[PutSt
             require(result.status in (*good, *MAYBE), expected, result, note=f"{threads} threads put it, mode {mode.name}")
 
         tags = [0 if same else number for number in range(threads)]
-        race([lambda over, tag=tag, put=put: put(over, tag) for tag in tags])
-        view.wait_until(lambda name=name: view.exists(name) == [True], 0.0 if view.capabilities.read_after_write else 10.0)
+        race([functools.partial(put, tag=tag) for tag in tags])
+        view.wait_until(functools.partial(_is_there, view, name), 0.0 if view.capabilities.read_after_write else VISIBLE_S)
         got = view.get(name, size)
         note = f"{threads} threads have put it, mode {mode.name}"
         require(got.result.status is GetStatus.FOUND, f"FOUND for {name}", got.result, note=note)
@@ -123,6 +126,10 @@ def test_what_is_found_while_all_is_in_motion_was_put_under_that_name(store: Sto
                 require(got.result.size_bytes in sizes, f"WRONG_SIZE with one of {sizes}", got.result)
 
     race(
-        [lambda over, seed=seed: write(over, seed) for seed in seeds[readers:]],
-        [lambda over, seed=seed: read(over, seed) for seed in seeds[:readers]],
+        [functools.partial(write, seed=seed) for seed in seeds[readers:]],
+        [functools.partial(read, seed=seed) for seed in seeds[:readers]],
     )
+
+
+def _is_there(view: View, name: str) -> bool:
+    return view.exists(name) == [True]
