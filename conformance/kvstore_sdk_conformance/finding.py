@@ -36,6 +36,7 @@ def findings_of(requirement: Requirement, raised: BaseException | None, redact: 
     )
     if broken is requirement:
         return [failed]
+    failed.met_by = requirement.id
     return [Result(requirement, Status.BLOCKED, reason=f"blocked by {broken.id}", blockers=(broken.id,)), failed]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -11,7 +11,7 @@ from kvstore_sdk_conformance.requirement import Level, Profile, Requirement
 from kvstore_sdk_conformance.requirements import BY_ID
 from kvstore_sdk_conformance.words import NEEDS
 
-__all__ = ["Result", "Status", "Verdict", "judge", "settle_blocked", "verdict"]
+__all__ = ["Result", "Status", "Verdict", "judge", "verdict"]
 
 
 class Status(Enum):
@@ -65,6 +65,7 @@ class Result:
         seconds: What its checks took.
         figures: Measured, by name.
         blockers: Broken requirements without which this one cannot be judged.
+        met_by: The requirement on whose way this one was found broken; "" for what its own check says.
     """
 
     requirement: Requirement
@@ -79,6 +80,7 @@ class Result:
     seconds: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     blockers: Sequence[str] = ()
+    met_by: str = ""
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Result:
@@ -101,7 +103,7 @@ class Result:
         }
 
 
-_OWN = ("expected", "seen", "note", "reason", "blockers", "replay", "traceback", "check", "seconds", "figures")
+_OWN = ("expected", "seen", "note", "reason", "blockers", "replay", "traceback", "check", "seconds", "figures", "met_by")
 
 
 # The worst of several checks of one requirement counts.
@@ -117,26 +119,43 @@ _ORDER = (
 )
 
 
-def judge(found: Iterable[Result]) -> dict[str, Result]:
-    """One result for each requirement: the worst that was found for it."""
+def judge(found: Sequence[Result]) -> dict[str, Result]:
+    """One result for each requirement: the worst that its own checks found, or else what was found on the way of others.
+
+    What failed, and builds at any distance on something whose own check failed, is blocked. So is a check on whose way something else was
+    found broken; that counts, unless the check builds on a broken requirement itself: then it is a consequence.
+    """
     results = {id_: Result(requirement) for id_, requirement in BY_ID.items()}
     for result in found:
-        id_ = result.requirement.id
-        before = results[id_]
-        worse = result if _ORDER.index(result.status) > _ORDER.index(before.status) else before
-        worse.seconds = before.seconds + result.seconds
-        worse.figures = before.figures | result.figures
-        results[id_] = worse
+        if not result.met_by:
+            id_ = result.requirement.id
+            before = results[id_]
+            worse = result if _ORDER.index(result.status) > _ORDER.index(before.status) else before
+            worse.seconds = before.seconds + result.seconds
+            worse.figures = before.figures | result.figures
+            results[id_] = worse
+    broken = _broken(results)
+    for result in found:
+        if result.met_by and result.status in (Status.FAIL, Status.DEVIATION) and not _all_below(BY_ID[result.met_by]) & broken:
+            id_ = result.requirement.id
+            if _ORDER.index(result.status) > _ORDER.index(results[id_].status):
+                results[id_] = result
+    all_broken = _broken(results)
+    for result in results.values():
+        below = _all_below(result.requirement)
+        if result.status is Status.BLOCKED:
+            on = sorted(set(result.blockers) & all_broken or below & all_broken)
+        elif result.status in (Status.FAIL, Status.ADVISORY, Status.ERROR):
+            on = sorted(below & broken)
+        else:
+            continue
+        if on:
+            result.status, result.reason, result.blockers = Status.BLOCKED, f"blocked by {', '.join(on)}", on
     return results
 
 
-def settle_blocked(results: Mapping[str, Result]) -> None:
-    """Call blocked what failed, and builds, at any distance, on something that failed."""
-    broken = {id_ for id_, result in results.items() if result.status in (Status.FAIL, Status.DEVIATION)}
-    for result in results.values():
-        on = sorted(_all_below(result.requirement) & broken)
-        if on and result.status in (Status.FAIL, Status.ADVISORY, Status.ERROR):
-            result.status, result.reason, result.blockers = Status.BLOCKED, f"blocked by {', '.join(on)}", on
+def _broken(results: Mapping[str, Result]) -> set[str]:
+    return {id_ for id_, result in results.items() if result.status in (Status.FAIL, Status.DEVIATION)}
 
 
 def verdict(profile: Profile, results: Mapping[str, Result]) -> tuple[Verdict, str]:

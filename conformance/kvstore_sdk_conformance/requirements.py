@@ -251,7 +251,7 @@ _ATOMICITY = _table(
         "A CREATE that answers FAILED, TIMED_OUT or CLOSED MUST NOT make anything visible, neither then nor later.",
         "The SDK tells the engine that the chunk is not stored, and others store it again, perhaps under their own conditions.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-LIVE-03"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-CORE-03", "KV-LIVE-03"),
     ),
     (
         4,
@@ -259,7 +259,7 @@ _ATOMICITY = _table(
         "A REPLACE that answers FAILED, TIMED_OUT or CLOSED MUST leave the old record as it is.",
         "A repair that fails must not cost the record that others may still read.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-LIVE-03"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-LIVE-03"),
     ),
     (
         5,
@@ -344,7 +344,7 @@ _LIVENESS = _table(
         "After a get returned, whatever it answered but IN_DOUBT, its buffers MUST NOT be written to.",
         "By then they hold another request's KV: its answer changes, and no checksum sees it.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-LIVE-03"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-LIVE-03"),
     ),
     (
         5,
@@ -352,7 +352,7 @@ _LIVENESS = _table(
         "After a put returned without STORED, whatever it answered but IN_DOUBT, its buffers MUST NOT be read any more.",
         "A late reader stores another request's bytes under the old name.",
         (Need.WRITABLE,),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-16", "KV-LIVE-03", "KV-ATOM-03"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-CORE-16", "KV-LIVE-03", "KV-ATOM-03"),
     ),
     (
         6,
@@ -659,10 +659,10 @@ _CAPACITY = _table(
     (
         1,
         _MUST,
-        "usage MUST count every record once, with at least its bytes: not again when it is replaced or put again, nor for a put that failed.",
+        "usage MUST count every record once, with at least its bytes: not again when it is put again, and nothing for a put that failed.",
         "A store that counts too much evicts for nothing; one that counts too little fills the disk.",
         (Need.WRITABLE, Need.USAGE),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-CORE-13"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-CORE-12", "KV-CORE-13"),
     ),
     (
         2,
@@ -678,7 +678,7 @@ _CAPACITY = _table(
         "used_bytes MUST stay within capacity_bytes, but for 2 % and the records that are being written.",
         "The rest of the volume belongs to somebody else.",
         (Need.WRITABLE, Need.USAGE, Need.BOUNDED),
-        ("KV-CORE-01", "KV-CORE-02", "KV-CAP-01"),
+        ("KV-CORE-18", "KV-CORE-01", "KV-CORE-02", "KV-CAP-01"),
     ),
     (
         4,

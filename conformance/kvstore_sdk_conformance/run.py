@@ -48,6 +48,7 @@ class Run:
         largest_bytes: Largest record that is tried.
         examples: Of hypothesis, for each stateful check.
         broken: Requirements that are known to be broken, in this process.
+        held: Requirements whose own check held, in this process.
         hangs: Calls that did not return, in this process.
     """
 
@@ -60,6 +61,7 @@ class Run:
     largest_bytes: int = 256 << 20
     examples: int = 40
     broken: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     hangs: int = 0
 
     def blocked_by(self, requirement: Requirement) -> str | None:

@@ -19,8 +19,9 @@ from kvstore_sdk_conformance import run as runs
 from kvstore_sdk_conformance.check import requirement_of
 from kvstore_sdk_conformance.finding import findings_of
 from kvstore_sdk_conformance.offer import Offer
-from kvstore_sdk_conformance.outcome import Result, Status, judge, settle_blocked
+from kvstore_sdk_conformance.outcome import Result, Status, judge
 from kvstore_sdk_conformance.redact import Redactor
+from kvstore_sdk_conformance.replay import as_script
 from kvstore_sdk_conformance.report import Report, check_path, write
 from kvstore_sdk_conformance.report.terminal import block, header, rerun, summary
 from kvstore_sdk_conformance.requirement import Requirement
@@ -171,8 +172,11 @@ class Session:
             return report
         found = self._findings(item, call, requirement)
         for result in found:
-            if result.status in (Status.FAIL, Status.DEVIATION):
+            # One whose own check held is not as broken as that: what builds on it can still be judged.
+            if result.status in (Status.FAIL, Status.DEVIATION) and result.requirement.id not in self._run.held:
                 self._run.broken.add(result.requirement.id)
+            elif result.status is Status.PASS:
+                self._run.held.add(result.requirement.id)
         own = found[0]
         if any(result.requirement.id == "KV-LIVE-03" and result.status is Status.FAIL for result in found):
             self._run.hangs += 1
@@ -212,7 +216,6 @@ class Session:
         if self._config.getoption("collectonly") or not (self._found or empty):
             return
         self._results = judge(self._found)
-        settle_blocked(self._results)
         statuses = {result.status for result in self._results.values()}
         self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
         self._report = Report.of(self._run, self._results, self._stale, self._redact, time.monotonic() - self._began_s)
@@ -259,7 +262,7 @@ class Session:
         found = findings_of(requirement, call.excinfo.value if call.excinfo else None, self._redact)
         for result in found:
             result.check = item.nodeid
-            result.replay = [self._redact(line) for line in getattr(store, "calls", ())] if result.status is Status.FAIL else ()
+            result.replay = as_script([self._redact(line) for line in getattr(store, "calls", ())]) if result.status is Status.FAIL else ()
             if result.status is Status.FAIL:
                 if result.requirement.id in self._run.deviations:
                     result.status, result.reason = Status.DEVIATION, self._redact(self._run.deviations[result.requirement.id])

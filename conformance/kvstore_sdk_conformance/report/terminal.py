@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from kvstore_sdk_conformance.offer import DEFAULT_PROFILES
@@ -18,7 +17,6 @@ from kvstore_sdk_conformance.run import Run
 __all__ = ["block", "header", "rerun", "summary"]
 
 _WIDTH = 100
-_LONG_NAME = re.compile(r"'v1/[^']{40,}'")
 
 
 def header(run: Run, redact: Callable[[str], str]) -> list[str]:
@@ -100,14 +98,6 @@ def summary(report: Report) -> Iterator[str]:
             yield f"{profile.value + ':':<13} {found.value}{f' ({note})' if note else ''}"
     if unclaimed := [profile.value for profile, (found, _) in report.verdicts.items() if found is Verdict.NOT_CLAIMED]:
         yield f"not claimed:  {', '.join(unclaimed)}"
-
-
-def _with_short_names(calls: Sequence[str]) -> list[str]:
-    """The calls, with a variable for each long name."""
-    names = dict.fromkeys(name for call in calls for name in _LONG_NAME.findall(call))
-    variables = {name: f"n{number}" for number, name in enumerate(names, 1)}
-    short = [_LONG_NAME.sub(lambda found: variables[found[0]], call) for call in calls]
-    return [*(f"{variable} = {name}" for name, variable in variables.items()), *short]
 
 
 def _store(run: Run) -> str:
