@@ -14,7 +14,7 @@ from kvstore_sdk.keys import ChunkKey, parse_name
 from kvstore_sdk.testing import BackendWrapper
 from kvstore_sdk_conformance.failure import ConformanceFailure, require
 from kvstore_sdk_conformance.target import Place
-from kvstore_sdk_conformance.tier_driver import overwrite
+from kvstore_sdk_conformance.tier_driver import overwrite, read
 from kvstore_sdk_conformance.view import View
 
 __all__ = ["Engines", "open_noted"]
@@ -99,6 +99,6 @@ class Engines:
     def _chunks(self) -> Iterator[tuple[ChunkKey, str, bytes]]:
         for name, size in sorted(_noted.items()):
             if (key := parse_name(name)) is not None:
-                got = self.view.get(name, size)
+                got = read(self.view, name, size)
                 require(got.result.status is GetStatus.FOUND, f"FOUND for {name}, which an engine stored", got.result, breaks="KV-CORE-01")
                 yield key, name, got.bytes
