@@ -47,7 +47,7 @@ FORGET_S = 3600.0
 
 _BUSY_S = 0.005
 """How often requests of other processes are looked for while there are some: what a put may wait for an answer."""
-_IDLE_S = 0.05
+_IDLE_S = 0.1
 _BUSY_FOR_S = 2.0
 _SLICE_S = 0.05
 """Most time between two looks at requests, while it evicts or counts."""
@@ -98,8 +98,8 @@ class Evictor:
 
     def _forget_all(self) -> None:
         self._state = Reading()
-        self._used = 0
-        self._lost = 0
+        self._used = self._lost = 0
+        self._doubtful = False
         self._pending: dict[str, Request] = {}
         self._heard_at: dict[str, float] = {}
         self._oldest: Iterator[Victim | None] = iter(())
@@ -206,8 +206,7 @@ class Evictor:
     def _turn(self) -> None:
         self._hold_on()
         changed = self._hear() | self._reclaim()
-        now_s = boot_s()
-        if now_s - self._counted_at >= self._count_again_s():
+        if boot_s() - self._counted_at >= self._count_again_s():
             self._count()
         if self._answer(evict=True) or changed:
             self._publish()
@@ -216,7 +215,7 @@ class Evictor:
         wanted = spare - size if size and self._room() + 2 * size <= spare else 0
         if self._room() < wanted:
             self._make_room(wanted)
-            self._busy_until = max(self._busy_until, now_s + _BUSY_S)
+            self._busy_until = max(self._busy_until, boot_s() + _BUSY_S)
 
     def _count_again_s(self) -> float:
         """How long the last count may be relied on."""
@@ -225,7 +224,8 @@ class Evictor:
             return 0.0
         # Rather than evict for bytes that nobody may have written.
         few = self._state.max_bytes // _SHARE
-        return 20 * self._count_s if self._lost > few and self._room() < max(self._wanted(), few) else RECOUNT_S
+        doubtful = self._doubtful or (self._lost > few and self._room() < max(self._wanted(), few))
+        return 20 * self._count_s if doubtful else RECOUNT_S
 
     def _is_stuck(self) -> bool:
         """Nothing was left to evict for a while, although the files were counted again. An instant says nothing: others are writing."""
@@ -239,9 +239,10 @@ class Evictor:
         for request in self._ledger.take(self._hold):
             member = members.get(request.member)
             if member is None:
-                # What it wrote before was counted, or it is new.
                 member = members[request.member] = Member(allowance=request.settled, settled=request.settled)
-            elif request.serial <= member.serial or request.serial <= self._asked(request.member):
+                # It has a history that nobody knows: what it was writing when that was lost may not have been counted.
+                self._doubtful |= request.settled != 0
+            elif request.serial <= member.serial:
                 continue
             self._used += request.settled - member.settled - member.lost
             self._lost -= member.lost
@@ -263,9 +264,6 @@ class Evictor:
             settled = self._settled()
             self._used += settled - member.settled
             member.settled = settled
-
-    def _asked(self, name: str) -> int:
-        return self._pending[name].serial if name in self._pending else 0
 
     def _reclaim(self) -> bool:
         """What was granted to somebody who is gone, or did not ask for so long that it may not be used any more, counts as written.
@@ -373,7 +371,7 @@ class Evictor:
         self._hear()
         self._checked_at = 0.0
         self._reclaim()
-        self._lost = 0
+        self._lost, self._doubtful = 0, False
         for member in self._state.members.values():
             member.lost = 0
         # Of others the last word has to do: what they wrote since then will be counted twice, until the next count.

@@ -234,10 +234,9 @@ class Space:
             if answer and answer.serial >= serial:
                 self._adopt(answer, sent_s, name)
                 return
-            if size > found.max_bytes > 0 and found.owner:
+            if not self._lead_if_vacant(found) and size > found.max_bytes > 0:
                 problem = f"{size} bytes are more than the {found.max_bytes} that another process allows this folder (max_bytes)"
                 raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
-            self._lead_if_vacant(found)
             # A new owner may not have seen the request, because the old one had taken it.
             if first not in (None, found.owner):
                 return

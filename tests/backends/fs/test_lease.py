@@ -143,6 +143,16 @@ def test_the_lease_of_another_host_is_taken_when_it_has_run_out(
     assert took_s < 10
 
 
+def test_the_bound_of_an_owner_that_is_gone_is_not_kept(
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile
+) -> None:
+    open_folder().close()
+    ledger.write(owner=ELSEWHERE, max_bytes=PAGE)
+    ledger.age(100)
+    store = open_folder(max_bytes=10 * PAGE)
+    assert desk.put(store, "a", record(1, 8 * PAGE)).status is PutStatus.STORED
+
+
 def test_a_living_owner_elsewhere_keeps_the_lease(
     open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, short_lease: float
 ) -> None:
@@ -379,5 +389,8 @@ def test_what_somebody_removes_from_under_it_is_made_again(
         if number % 7 == 3:
             shutil.rmtree(folder / what)
         assert desk.put(store, f"c/{number}", record(number)).status is PutStatus.STORED
-        assert bytes_of(folder) <= 10 * PAGE
+        # What was being written in that instant may come on top, until that is known.
+        assert bytes_of(folder) <= 11 * PAGE
+    desk.put(store, "d", record(1))
+    assert eventually(lambda: bytes_of(folder) <= 10 * PAGE)
     assert len(list(folder.rglob("c/*"))) >= 9
