@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-QUICK = ("--kvstore-largest=1MiB", "--kvstore-examples=15")
+QUICK = ("--kvstore-largest=1MiB", "--kvstore-examples=2")
+"""Enough to see what else a fault breaks, and for as many kills of a writer as with more."""
+MANY = ("--kvstore-largest=1MiB", "--kvstore-examples=15")
+"""For what only sequences of operations show."""
 
 
 @dataclass(frozen=True)
