@@ -22,6 +22,7 @@ from kvstore_sdk.backend import (
     TimedOutError,
     UnavailableError,
 )
+from kvstore_sdk_backends.memory import open_memory
 
 Proceed = Callable[[Sequence[Any]], Any]
 HEAD_BYTES = 4096
@@ -41,14 +42,14 @@ class DeclaresShortNames(MemoryMutant):
         return replace(self.inner.capabilities, max_name_bytes=64)
 
 
-class DeclaresRecordsOfOnePage(MemoryMutant):
-    """Smaller than a header and any payload."""
+class TakesRecordsOfOnePage(MemoryMutant):
+    """A header and nothing after it."""
 
     breaks = "KV-TIER-01"
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, max_record_bytes=4096)
+    @staticmethod
+    def good(location: str) -> Backend:
+        return open_memory(location.strip("/"), max_record_bytes=4096)
 
 
 class BelongsToTheThreadThatUsedItFirst(MemoryMutant):
@@ -155,7 +156,7 @@ class WaitsForRoomThroughClose(MemoryMutant):
 
 MUTANTS = (
     DeclaresShortNames,
-    DeclaresRecordsOfOnePage,
+    TakesRecordsOfOnePage,
     BelongsToTheThreadThatUsedItFirst,
     ReadsThroughOneBuffer,
     LosesAConnectionWithEveryCallThatIsLate,
