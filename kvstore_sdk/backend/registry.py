@@ -106,13 +106,16 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
 
 def _find(target: str) -> tuple[str, BackendFactory, str | None]:
     """Resolve `target` to (name, factory, the URL if it is one)."""
-    known = registered_backends()
-    if target in known:
-        return target, _load(known[target]), None
-    if _URL.match(target):
-        scheme = target.split(":", 1)[0].lower()
-        if scheme in known:
-            return scheme, _load(known[scheme]), target
+    # Asked once: it reads the metadata of everything that is installed.
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    known = {point.name: point for point in points}
+    url = None if target in known or not _URL.match(target) else target
+    name = target if url is None else target.split(":", 1)[0].lower()
+    if name in known:
+        if len({point.value for point in points if point.name == name}) > 1:
+            problem = "is registered by two packages; uninstall one, or write module:factory"
+            raise ConfigError(f"backend {name}", "backend", problem)
+        return name, _load(known[name]), url
     if _FACTORY.fullmatch(target):
         return target, _load(EntryPoint(target, target, ENTRY_POINT_GROUP)), None
     # Of a URL the scheme alone: that is what is not known, and anything after it may be a secret.
@@ -125,8 +128,6 @@ def _load(point: EntryPoint) -> BackendFactory:
     where = f"backend {point.name}"
     # The value of an entry point may end in extras: "acme.store:open [fast]".
     module, _, path = (part.strip() for part in point.value.partition("[")[0].partition(":"))
-    if len({other.value for other in entry_points(group=ENTRY_POINT_GROUP, name=point.name)}) > 1:
-        raise ConfigError(where, "backend", "is registered by two packages; uninstall one, or write module:factory")
     try:
         found: Any = importlib.import_module(module)
     except ImportError as cause:
