@@ -19,7 +19,7 @@ from kvstore_sdk_conformance.target import Place
 from kvstore_sdk_conformance.tier_driver import Engine, payload_sizes
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["main"]
+__all__ = ["Programs", "main"]
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def identity(sizes: Sequence[int]) -> KVIdentity:
 
 
 @functools.lru_cache(maxsize=512)
-def payload(key: bytes, size: int) -> bytes:
+def _payload(key: bytes, size: int) -> bytes:
     """Stands for computing a chunk: bytes that its key decides."""
     return hashlib.shake_128(key).digest(size)
 
@@ -126,7 +126,7 @@ class Borrowed(BackendWrapper):
             self._calls.release()
 
 
-class Rows:
+class _Rows:
     """The engine's memory: each row has room for a chunk of any group."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -158,7 +158,7 @@ class Engine:
     """
 
     def __init__(self, view: View, sizes: Sequence[int], name: str, *, backend: Backend | None = None, **settings: Any) -> None:
-        self.memory = Rows(sizes)
+        self.memory = _Rows(sizes)
         self.name = f"kvstore-{name}"
         self.open: dict[int, tuple[bool, tuple[bytes, ...], list[int]]] = {}
         self.results: dict[int, JobResult] = {}
@@ -212,7 +212,7 @@ class Engine:
         rows = [self.memory.free.pop() for _ in keys]
         for row, key in zip(rows, keys, strict=True):
             view = self.memory.view(row, _group(key))
-            view[:] = bytes(len(view)) if load else payload(key, len(view))
+            view[:] = bytes(len(view)) if load else _payload(key, len(view))
         job_id = sum(self.submitted[kind] for kind in ("load jobs", "store jobs")) + 1
         kind = "load" if load else "store"
         self.submitted[f"{kind} jobs"] += 1
@@ -279,7 +279,7 @@ class Engine:
         if load:
             for key, row in zip(keys, rows, strict=True):
                 view = self.memory.view(row, _group(key))
-                if key in result.done and view != (right := payload(key, len(view))):
+                if key in result.done and view != (right := _payload(key, len(view))):
                     raise ConformanceFailure("the bytes of the chunk", show_difference(right, bytes(view)), note=self.counted())
         self.memory.free += rows
 

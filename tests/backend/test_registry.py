@@ -92,7 +92,7 @@ def test_module_and_factory(vendor: Any) -> None:
         ("file:///x?direct_io=never", {"options": {"direct_io": "auto"}}, "direct_io", "given twice"),
         ("file:///x?direct_io=never&direct_io=auto", {}, "direct_io", "given twice"),
         ("file:///x?colour=red", {}, "colour", "unknown option"),
-        ("file:///x?max_bytes=1GiB", {}, "max_bytes", "unknown option"),
+        ("file:///x?capacity=1GiB", {}, "capacity", "unknown option"),
         ("file:///x?io_threads=4", {}, "io_threads", "stand in its entry, beside the URL"),
         ("file:///x?codec=zstd", {}, "codec", "outside this SDK"),
         ("file:///x#there", {}, "location", "%23"),
