@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -22,6 +23,7 @@ from kvstore_sdk_conformance.tier_driver import TRIES, VISIBLE_S, Borrowed, Engi
 from kvstore_sdk_conformance.tier_faults import FIRST_SCRIPT, Faults, tell
 from kvstore_sdk_conformance.view import View
 
+SDK_LOG = logging.getLogger("kvstore_sdk")
 SHA256_BYTES = 32
 CHUNKS = 6
 """Of each group: so few that a store of 100 ms a call and one call at a time is done within seconds."""
@@ -75,14 +77,23 @@ def test_faults_around_the_backend_cost_failed_jobs_and_no_wrong_byte(store: Sto
     sizes = payload_sizes(view.capabilities, largest=70_000)
     keys = draw_keys(store.random, sizes, 8)
     # A store that is slow by itself gets more time, so that its own pace is not taken for a fault.
-    began_s = time.monotonic()
-    view.store((store.name(), Record(view.fit(4096), 1)))
-    timeout_s = 0.25 + 20 * (time.monotonic() - began_s)
+    paces_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        view.store((store.name(), Record(view.fit(4096), 1)))
+        paces_s.append(time.monotonic() - began_s)
+    timeout_s = 0.25 + 20 * min(paces_s)
     until_s = time.monotonic() + FAULT_S
     faults = Faults(store.random, hang_s=1.2 * timeout_s)
-    for number in range(SCRIPTS):
-        if time.monotonic() < until_s:
-            _run_under_faults(view, keys, store.random, faults.script(), timeout_s, f"seed {run.seed}, script {number}")
+    # What the SDK logs of faults that are there on purpose would hide what it says of the backend.
+    level = SDK_LOG.level
+    SDK_LOG.setLevel(logging.CRITICAL)
+    try:
+        for number in range(SCRIPTS):
+            if time.monotonic() < until_s:
+                _run_under_faults(view, keys, store.random, faults.script(), timeout_s, f"seed {run.seed}, script {number}")
+    finally:
+        SDK_LOG.setLevel(level)
     # A few chunks for each Tier: one that finds most of what it reads corrupt stops reading, as it may be its own memory.
     for start in range(0, len(keys), 4):
         with Engine(view, sizes, "tier-b") as engine:
