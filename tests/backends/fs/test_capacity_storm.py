@@ -120,7 +120,7 @@ def test_the_bound_holds_while_writers_and_readers_are_killed(
     in_flight = WRITERS * LARGEST
     assert max(samples) <= max_bytes * 1.02 + in_flight
     assert max(samples) > max_bytes * 0.9, "the bound was never reached, so nothing was shown"
-    assert sum(found) > count
+    assert sum(found) > 100
     assert crowd.killed > 2
 
     after = open_folder(folder, max_bytes=max_bytes)
