@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from kvstore_sdk_conformance.requirement import Level, Profile, Requirement
-from kvstore_sdk_conformance.requirements import BY_ID
+from kvstore_sdk_conformance.requirements import BY_ID, below
 from kvstore_sdk_conformance.words import NEEDS
 
 __all__ = ["Result", "Status", "Verdict", "judge", "verdict"]
@@ -136,17 +136,17 @@ def judge(found: Sequence[Result]) -> dict[str, Result]:
             results[id_] = worse
     broken = _broken(results)
     for result in found:
-        if result.met_by and result.status in (Status.FAIL, Status.DEVIATION) and not _all_below(BY_ID[result.met_by]) & broken:
+        if result.met_by and result.status in (Status.FAIL, Status.DEVIATION) and not below(result.met_by) & broken:
             id_ = result.requirement.id
             if _ORDER.index(result.status) > _ORDER.index(results[id_].status):
                 results[id_] = result
     all_broken = _broken(results)
     for result in results.values():
-        below = _all_below(result.requirement)
+        under = below(result.requirement.id)
         if result.status is Status.BLOCKED:
-            on = sorted(set(result.blockers) & all_broken or below & all_broken)
+            on = sorted(set(result.blockers) & all_broken or under & all_broken)
         elif result.status in (Status.FAIL, Status.ADVISORY, Status.ERROR):
-            on = sorted(below & broken)
+            on = sorted(under & broken)
         else:
             continue
         if on:
@@ -174,14 +174,3 @@ def verdict(profile: Profile, results: Mapping[str, Result]) -> tuple[Verdict, s
     if deviations := statuses.count(Status.DEVIATION) + len(excused):
         return Verdict.PARTLY, f"{deviations} declared deviation{'s' if deviations > 1 else ''}"
     return Verdict.CONFORMANT, ""
-
-
-def _all_below(requirement: Requirement) -> set[str]:
-    found: set[str] = set()
-    left = list(requirement.builds_on)
-    while left:
-        id_ = left.pop()
-        if id_ not in found:
-            found.add(id_)
-            left += BY_ID[id_].builds_on
-    return found

@@ -23,7 +23,7 @@ from mutant import Mutant
 from suite_runner import MANY, QUICK, run_suite
 
 from kvstore_sdk_conformance.requirement import Level
-from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS
+from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS, below
 
 MUTANTS: list[type[Mutant]] = [
     *mutants_atomicity.MUTANTS,
@@ -40,18 +40,6 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_sharing.MUTANTS,
     *mutants_tier.MUTANTS,
 ]
-
-
-def below(id_: str) -> set[str]:
-    """What a requirement builds on, at any distance."""
-    found: set[str] = set()
-    left = list(BY_ID[id_].builds_on)
-    while left:
-        one = left.pop()
-        if one not in found:
-            found.add(one)
-            left += BY_ID[one].builds_on
-    return found
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.__module__.removeprefix('mutants_')}-{mutant.__name__}")
