@@ -33,7 +33,8 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require, show
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import CALL_S, Got, View
+from kvstore_sdk_conformance.view import Got, View
+from kvstore_sdk_conformance.watched import CALL_S
 
 __all__ = ["check_sequences"]
 

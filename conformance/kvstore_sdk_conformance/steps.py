@@ -10,7 +10,7 @@ from kvstore_sdk_conformance.data import Record, which
 from kvstore_sdk_conformance.failure import ConformanceFailure, require, show_difference
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["create", "is_lost", "look", "modest", "remove", "until"]
+__all__ = ["create", "is_lost", "look", "modest", "remove", "roomy", "until"]
 
 TRIES = 5
 _PAUSE_S = 0.02
@@ -25,6 +25,12 @@ def modest(view: View, size: int, part: int = 32) -> int:
         size = size if capacity_bytes is None else min(size, capacity_bytes // part)
     align = view.capabilities.align_bytes
     return view.fit(max(1, size // align * align))
+
+
+def roomy(view: View, size: int) -> int:
+    """`size`, or half of what a bounded store holds: so many bytes, stored last, nobody evicts."""
+    capacity_bytes = view.usage().capacity_bytes if isinstance(view.backend, SupportsUsage) else None
+    return size if capacity_bytes is None else min(size, capacity_bytes // 2)
 
 
 def is_lost(result: PutResult) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Put, PutStatus
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure
-from kvstore_sdk_conformance.view import CALL_S, View
+from kvstore_sdk_conformance.view import View
+from kvstore_sdk_conformance.watched import CALL_S
 
 __all__ = ["Pace", "Stopwatch", "best", "fill", "quantile_ms"]
 

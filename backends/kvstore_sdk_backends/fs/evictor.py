@@ -214,7 +214,7 @@ class Evictor:
         # Only with records that are small beside it: ten that fill the bound shall stay ten.
         wanted = spare - size if size and self._room() + 2 * size <= spare else 0
         if self._room() < wanted:
-            self._make_room(wanted)
+            self._make_room(wanted, largest=spare)
             self._busy_until = max(self._busy_until, boot_s() + _BUSY_S)
 
     def _count_again_s(self) -> float:
@@ -337,8 +337,8 @@ class Evictor:
     def _outstanding(self) -> int:
         return sum(member.outstanding for member in self._state.members.values())
 
-    def _make_room(self, wanted: int, until_s: float = 0.0) -> None:
-        """Evict until `wanted` bytes are free, time is up, or nothing is left that could be removed."""
+    def _make_room(self, wanted: int, until_s: float = 0.0, largest: int | None = None) -> None:
+        """Evict until `wanted` bytes are free, time is up, nothing is left that could be removed, or a record is more than `largest`."""
         until_s = until_s or boot_s() + _SLICE_S
         # A pass over everything was for nothing, so not at once again, and not before the files are counted.
         if boot_s() < self._exhausted_at + 10 * self._count_s or self._exhausted_at > self._counted_at:
@@ -355,6 +355,10 @@ class Evictor:
                 if self.victims.refused and not self._told:
                     _log.warning("fs %s: records that may not be removed fill max_bytes (%s)", self._root, self.victims.refused)
                 self._told = bool(self.victims.refused)
+                return
+            if victim and largest is not None and (size := self.victims.size_bytes(victim)) > largest:
+                # One that fills the folder alone is not evicted for the convenience of others that may never come.
+                self._last_size = size
                 return
             size = self.victims.remove(victim) if victim else None
             if size is not None:

@@ -123,6 +123,13 @@ class Victims:
                 # All of them were used since the last pass. The sample is fresh now; should even so nothing be old enough, be less choosy.
                 share = min(1.0, share * 4)
 
+    def size_bytes(self, victim: Victim) -> int:
+        """Of the record; 0 if it is gone."""
+        try:
+            return os.stat(victim.name, dir_fd=victim.folder, follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
     def remove(self, victim: Victim) -> int | None:
         """Remove a record, and return its size; None if it was used meanwhile, is gone, or may not be removed."""
         self._look_at_the_clock()

@@ -13,7 +13,8 @@ from kvstore_sdk_conformance.data import Record, pieces, which
 from kvstore_sdk_conformance.failure import CallRaised, require, show_difference
 from kvstore_sdk_conformance.race import ROUNDS, Over, race, rounds
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import CALL_S, Got, View
+from kvstore_sdk_conformance.view import Got, View
+from kvstore_sdk_conformance.watched import CALL_S
 
 DEFINITE = (PutStatus.FAILED, PutStatus.TIMED_OUT, PutStatus.CLOSED)
 LATER_S = 0.4

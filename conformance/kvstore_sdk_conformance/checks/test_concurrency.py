@@ -11,7 +11,8 @@ from kvstore_sdk_conformance.data import Record, pieces, which
 from kvstore_sdk_conformance.failure import require
 from kvstore_sdk_conformance.race import Over, race, rounds
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import CALL_S, VISIBLE_S, View
+from kvstore_sdk_conformance.view import VISIBLE_S, View
+from kvstore_sdk_conformance.watched import CALL_S
 
 THREADS = 6
 """As many calls at the same time, if so many are declared: enough to meet, and few enough for a small machine."""

@@ -12,7 +12,8 @@ from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import NotApplicable, require
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import CALL_S, View
+from kvstore_sdk_conformance.view import View
+from kvstore_sdk_conformance.watched import CALL_S
 
 REGION_BYTES = 2 << 20
 SEVERAL = 3

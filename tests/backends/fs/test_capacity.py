@@ -441,3 +441,18 @@ def test_until_the_files_are_counted_nothing_is_stored(
     slow_count.set()
     assert desk.put(store, "b", record(1)).status is PutStatus.STORED
     assert bytes_of(folder) == 4 * PAGE
+
+
+def test_a_record_as_large_as_the_bound_stays_until_its_room_is_needed(open_folder: Callable[..., FsBackend], desk: Any) -> None:
+    size = 1 << 20
+    store = open_folder(max_bytes=size)
+    for number in range(40):
+        # Small ones that are evicted first, so that some of the bound would be kept free for more of them.
+        assert desk.put(store, f"small{number}", bytes(64 << 10)).status is PutStatus.STORED
+    assert desk.put(store, "large", bytes(size)).status is PutStatus.STORED
+    until_s = time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        assert store.exists(["large"], later()) == [True]
+        time.sleep(0.01)
+    assert desk.put(store, "small", bytes(PAGE)).status is PutStatus.STORED
+    assert store.exists(["large", "small"], later()) == [False, True]
