@@ -36,7 +36,7 @@ _log = logging.getLogger("kvstore_sdk_backends.fs")
 
 REFRESH_S = 3600.0
 """A record that is used every minute costs one write of its time an hour; eviction is that much less exact."""
-MARGIN_S = 0.05
+MARGIN_S = 0.1
 """Before the deadline: an answer that comes late counts as none. More than it sleeps at a time."""
 PATIENCE_S = 1.0
 """An evictor that has room answers in a fraction of it. Who waited for so long has found the folder full, not himself in a hurry."""
