@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mutants_atomicity
 import mutants_capacity
@@ -22,7 +24,7 @@ import pytest
 from mutant import Mutant
 from suite_runner import MANY, QUICK, run_suite
 
-from kvstore_sdk_conformance.requirement import Level
+from kvstore_sdk_conformance.requirement import Level, Profile
 from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS, below
 
 MUTANTS: list[type[Mutant]] = [
@@ -41,8 +43,21 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_tier.MUTANTS,
 ]
 
+COSTLY = {Profile.LIVENESS, Profile.DURABILITY, Profile.SHARING, Profile.ATOMICITY, Profile.CAPACITY, Profile.TIER, Profile.PERFORMANCE}
+"""Their checks wait for deadlines, start processes or move much."""
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.__module__.removeprefix('mutants_')}-{mutant.__name__}")
+
+def runs() -> Iterator[Any]:
+    """One fault for each requirement, and all others where they cost little. The rest is for `make test-all`."""
+    seen: set[str] = set()
+    for mutant in MUTANTS:
+        costly = mutant.breaks in seen and BY_ID[mutant.breaks].profile in COSTLY
+        seen.add(mutant.breaks)
+        name = f"{mutant.__module__.removeprefix('mutants_')}-{mutant.__name__}"
+        yield pytest.param(mutant, id=name, marks=[pytest.mark.long] if costly else [])
+
+
+@pytest.mark.parametrize("mutant", [*runs()])
 def test_a_fault_breaks_its_requirement_and_no_other(mutant: type[Mutant], tmp_path: Path) -> None:
     profiles = dict.fromkeys(["core", *mutant.profiles, BY_ID[mutant.breaks].profile.value])
     options = MANY if mutant.breaks == "KV-CORE-24" else QUICK
