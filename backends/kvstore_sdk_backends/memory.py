@@ -56,9 +56,9 @@ def open_memory(
 ) -> MemoryBackend:
     """Open the records called `location` in this process; an empty location is a new, private set.
 
-    Named records stay until the process ends, also while no backend has them open.
+    Named records stay until the process ends, also while no backend has them open. A path is a name like any other; nothing is there.
     """
-    if location and not is_valid_name(location):
+    if location and not is_valid_name(location := location.removeprefix("/")):
         raise ConfigError("backend memory", "location", f"{location!r} must be a name of letters, digits, . _ - and /")
     with _shelves_lock:
         shelf = _shelves.setdefault(location, _Shelf()) if location else _Shelf()

@@ -1,3 +1,1 @@
-"""The conformance suite. Empty in this version."""
-
-__all__: list[str] = []
+"""The conformance suite: `pytest --pyargs kvstore_sdk_conformance --kvstore-backend=TARGET`, or `kvstore conformance TARGET`."""

@@ -67,7 +67,7 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
             returned is no backend.
         BackendError: the store could not be opened, or the factory raised something else.
     """
-    name, factory, url = _find(target)
+    name, factory, url = _find(target, located=location is not None)
     where = f"backend {name}"
     given = dict(options or {})
     if url is not None:
@@ -104,12 +104,14 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
     return backend
 
 
-def _find(target: str) -> tuple[str, BackendFactory, str | None]:
-    """Resolve `target` to (name, factory, the URL if it is one)."""
+def _find(target: str, *, located: bool = False) -> tuple[str, BackendFactory, str | None]:
+    """Resolve `target` to (name, factory, the URL if it is one). `located`: the location is given beside it."""
     # Asked once: it reads the metadata of everything that is installed.
     points = entry_points(group=ENTRY_POINT_GROUP)
     known = {point.name: point for point in points}
-    url = None if target in known or not _URL.match(target) else target
+    # A module may be called like the backend it registers: with a location beside it, `acme:open_acme` is no URL.
+    is_factory = located and _FACTORY.fullmatch(target)
+    url = None if target in known or is_factory or not _URL.match(target) else target
     name = target if url is None else target.split(":", 1)[0].lower()
     if name in known:
         if len({point.value for point in points if point.name == name}) > 1:
@@ -132,7 +134,10 @@ def _load(point: EntryPoint) -> BackendFactory:
         found: Any = importlib.import_module(module)
     except ImportError as cause:
         missing = cause.name or module
-        problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
+        if module == missing or module.startswith(f"{missing}."):
+            problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
+        else:
+            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({cause}); install what it needs"
         raise ConfigError(where, "backend", problem) from cause
     except Exception as cause:
         # Importing runs a vendor's code, which may fail in any way.

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = importlib.util.find_spec(SUITE)
     wanted = [SUITE] if arguments.list or arguments.explain else [SUITE, "pytest", "hypothesis"]
     if missing := [name for name in wanted if importlib.util.find_spec(name) is None]:
-        return _refuse(f'{" and ".join(missing)} not installed; run: pip install "kvstore-sdk[conformance]"')
+        return _refuse(f"{' and '.join(missing)} not installed; run: pip install pytest hypothesis (the extra kvstore-sdk[conformance])")
     assert found is not None
     assert found.submodule_search_locations is not None
     if arguments.list or arguments.explain:

@@ -161,10 +161,23 @@ def test_a_package_that_fails_to_import_is_named(monkeypatch: pytest.MonkeyPatch
     entry_points(monkeypatch, ("broken", "acme_broken:open"), ("needy", "acme_needy:open"), ("odd", "acme_odd"))
     with pytest.raises(ConfigError, match=r"backend broken: .*acme_broken.*RuntimeError \(no licence\)"):
         open_backend("broken", location="")
-    with pytest.raises(ConfigError, match=r"backend needy: .*not_installed_anywhere.*install it"):
+    with pytest.raises(ConfigError, match=r"backend needy: .*'acme_needy' imports 'not_installed_anywhere'.*install what it needs"):
         open_backend("needy", location="")
     with pytest.raises(ConfigError, match="backend odd: backend: "):
         open_backend("odd", location="")
+
+
+def test_a_factory_in_a_module_called_like_its_backend_is_no_url_when_it_has_a_location(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = "from kvstore_sdk_backends.memory import open_memory\n\n\ndef open_it(location):\n    return open_memory(location)\n"
+    (tmp_path / "acmekv.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points(monkeypatch, ("acmekv", "acmekv:open_it"))
+    for target, location in (("acmekv:open_it", "one"), ("acmekv:one", None), ("acmekv", "one")):
+        open_backend(target, location=location).close()
+    with pytest.raises(ConfigError, match="given twice"):
+        open_backend("acmekv://one", location="two")
 
 
 def test_an_entry_point_may_name_extras(monkeypatch: pytest.MonkeyPatch, vendor: Any) -> None:
