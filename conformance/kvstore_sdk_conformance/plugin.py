@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start a run of the suite, if one is asked for."""
     if config.getoption("kvstore_backend") is not None:
         if importlib.util.find_spec("hypothesis") is None:
-            raise pytest.UsageError("kvstore-sdk conformance: hypothesis is not installed; run: pip install hypothesis (the extra kvstore-sdk[conformance])")
+            raise pytest.UsageError("kvstore-sdk conformance: hypothesis is not installed; run: pip install hypothesis")
         from kvstore_sdk_conformance.session import Session
 
         config.pluginmanager.register(Session.begin(config), "kvstore-conformance-session")
