@@ -28,6 +28,7 @@ __all__ = ["DEFAULT_PROFILES", "Offer"]
 
 LOOK_S = 60.0
 CLOSE_S = 10.0
+USAGE_S = 10.0
 BOUNDED_BYTES = 256 << 20
 """Largest capacity that the suite fills: seconds on any disk."""
 
@@ -51,12 +52,14 @@ class Offer:
         capabilities: As declared.
         surfaces: Names of the optional protocols that it implements.
         lacks: Needs that it does not meet.
+        capacity_bytes: What a location holds, as `usage` says; None: it knows no bound, or did not answer.
     """
 
     name: str
     capabilities: Capabilities
     surfaces: tuple[str, ...]
     lacks: frozenset[Need]
+    capacity_bytes: int | None
 
     @classmethod
     def of(cls, target: Target) -> Offer:
@@ -72,8 +75,13 @@ class Offer:
             try:
                 schema = backend_options(target.target.replace(FRESH, "x"))
                 found: Offer = callers.run(lambda: cls._of(backend), LOOK_S)
-                lacks = found.lacks if any(option.secret for option in schema.values()) else found.lacks | {Need.SECRETS}
-                return replace(found, lacks=lacks)
+                capacity_bytes = _capacity_bytes(callers, backend)
+                lacks = set(found.lacks)
+                if not any(option.secret for option in schema.values()):
+                    lacks.add(Need.SECRETS)
+                if capacity_bytes is None or capacity_bytes > BOUNDED_BYTES:
+                    lacks.add(Need.BOUNDED)
+                return replace(found, lacks=frozenset(lacks), capacity_bytes=capacity_bytes)
             finally:
                 # How it closes is judged by checks of its own.
                 with contextlib.suppress(Exception):
@@ -88,7 +96,7 @@ class Offer:
     def _of(cls, backend: Backend) -> Offer:
         surfaces = (SupportsDelete, SupportsList, SupportsUsage, SupportsRegions, SupportsSettle)
         offered = tuple(surface.__name__ for surface in surfaces if isinstance(backend, surface))
-        return cls(type(backend).__name__, backend.capabilities, offered, frozenset(_lacks(backend)))
+        return cls(type(backend).__name__, backend.capabilities, offered, frozenset(_lacks(backend)), None)
 
     def missing(self, requirement: Requirement) -> Need | None:
         """The first thing that the requirement is about and this backend does not offer."""
@@ -111,18 +119,17 @@ def _lacks(backend: Backend) -> set[Need]:
         Need.READ_AFTER_WRITE: declared.read_after_write,
         Need.PROCESS_CRASH: declared.durability is Durability.PROCESS_CRASH,
         Need.IN_DOUBT: declared.in_doubt,
-        Need.BOUNDED: _is_bounded(backend),
         Need.VLLM: importlib.util.find_spec("vllm") is not None,
     }
     holds |= {need: isinstance(backend, surface) for need, surface in _SURFACES.items()}
     return {need for need, held in holds.items() if not held}
 
 
-def _is_bounded(backend: Backend) -> bool:
+def _capacity_bytes(callers: Callers, backend: Backend) -> int | None:
     if not isinstance(backend, SupportsUsage):
-        return False
+        return None
     try:
-        capacity_bytes = backend.usage(Deadline.after(10.0)).capacity_bytes
-        return capacity_bytes is not None and capacity_bytes <= BOUNDED_BYTES
+        found = callers.run(lambda: backend.usage(Deadline.after(USAGE_S)).capacity_bytes, 1.5 * USAGE_S)
     except Exception:  # noqa: BLE001  # whatever it is, the checks of usage will say so
-        return False
+        return None
+    return found if isinstance(found, int) and found > 0 else None

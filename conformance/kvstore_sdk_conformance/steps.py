@@ -5,32 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from kvstore_sdk.backend import Advice, DeleteStatus, Failure, GetStatus, PutResult, PutStatus, SupportsUsage
+from kvstore_sdk.backend import Advice, DeleteStatus, Failure, GetStatus, PutResult, PutStatus
 from kvstore_sdk_conformance.data import Record, which
 from kvstore_sdk_conformance.failure import ConformanceFailure, require, show_difference
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["create", "is_lost", "look", "modest", "remove", "roomy", "until"]
+__all__ = ["create", "is_lost", "look", "remove", "until"]
 
 TRIES = 5
 _PAUSE_S = 0.02
 _LOST_PUTS = (PutStatus.UNKNOWN, PutStatus.IN_DOUBT, PutStatus.TIMED_OUT)
 _LOST_GETS = (GetStatus.IN_DOUBT, GetStatus.TIMED_OUT)
-
-
-def modest(view: View, size: int, part: int = 32) -> int:
-    """`View.fit`, and no more than one of so many parts of a bounded store: what a check stores must not be evicted under its hands."""
-    if isinstance(view.backend, SupportsUsage):
-        capacity_bytes = view.usage().capacity_bytes
-        size = size if capacity_bytes is None else min(size, capacity_bytes // part)
-    align = view.capabilities.align_bytes
-    return view.fit(max(1, size // align * align))
-
-
-def roomy(view: View, size: int) -> int:
-    """`size`, or half of what a bounded store holds: so many bytes, stored last, nobody evicts."""
-    capacity_bytes = view.usage().capacity_bytes if isinstance(view.backend, SupportsUsage) else None
-    return size if capacity_bytes is None else min(size, capacity_bytes // 2)
 
 
 def is_lost(result: PutResult) -> bool:

@@ -29,7 +29,7 @@ class FixtureError(Exception):
 
 
 class Store:
-    """A fresh location of the target.
+    """A fresh location of the target, which holds `capacity_bytes`, as far as that is known.
 
     Attributes:
         random: Seeded by the run's seed and the check: the same in every run with that seed.
@@ -37,7 +37,7 @@ class Store:
         figures: What a check measured, by name.
     """
 
-    def __init__(self, target: Target, seed: str) -> None:
+    def __init__(self, target: Target, seed: str, capacity_bytes: int | None = None) -> None:
         self.random = random.Random(seed)
         self.calls: deque[str] = deque(maxlen=_KEPT_CALLS)
         self.place: Place = target.fresh()
@@ -45,6 +45,7 @@ class Store:
         self._made: set[str] = set()
         self._children: list[Child] = []
         self._target = target
+        self._capacity_bytes = capacity_bytes
         self._others: list[Store] = []
         self.figures: dict[str, float] = {}
 
@@ -67,7 +68,7 @@ class Store:
         finally:
             callers.stop()
         self.calls.append(f"{label} = store.open()")
-        view = View(label, backend, self.calls.append)
+        view = View(label, backend, self.calls.append, self._capacity_bytes)
         self._views.append(view)
         return view
 
@@ -85,7 +86,7 @@ class Store:
 
     def elsewhere(self) -> Store:
         """Another fresh location of the same target."""
-        other = Store(self._target, str(self.random.random()))
+        other = Store(self._target, str(self.random.random()), self._capacity_bytes)
         other.calls = self.calls
         self._others.append(other)
         return other

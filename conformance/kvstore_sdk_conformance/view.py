@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore_sdk.backend import (
     Advice,
+    Backend,
     Buffer,
     Deadline,
     DeleteStatus,
@@ -31,6 +32,9 @@ from kvstore_sdk_conformance.memory import INSIDE, Arena
 from kvstore_sdk_conformance.watched import CALL_S, WatchedBackend
 
 __all__ = ["VISIBLE_S", "Got", "View"]
+
+PARTS = 32
+"""Of a bounded store: a record of a check is one of them at most, so that all of a check fit, and none is evicted under its hands."""
 
 VISIBLE_S = 10.0
 """Without `read_after_write`: how long what was STORED or DELETED may take to be seen, as long as caches of remote mounts keep a miss."""
@@ -56,14 +60,30 @@ class View(WatchedBackend):
 
     A put or delete without `timeout_s` is *settled*, so that checks need not know of stores that lose answers or show things late: a
     put that answers UNKNOWN is repeated, and where `read_after_write` is not declared, the effect is waited for in this view.
+
+    Args:
+        capacity_bytes: What the location holds; None: no bound is known.
     """
+
+    def __init__(self, label: str, backend: Backend, log: Callable[[str], None], capacity_bytes: int | None = None) -> None:
+        super().__init__(label, backend, log)
+        self._capacity_bytes = capacity_bytes
 
     # Sizes.
 
-    def fit(self, size: int) -> int:
-        """The nearest size that the backend takes: a multiple of `align_bytes`, `max_record_bytes` at most."""
-        align = self.capabilities.align_bytes
-        return max(align, min(-(-size // align) * align, self.capabilities.max_record_bytes // align * align))
+    def fit(self, size: int, parts: int = PARTS) -> int:
+        """The nearest size that the backend takes, and of which a bounded store holds so many records.
+
+        A multiple of `align_bytes`, and `max_record_bytes` at most.
+        """
+        align, most = self.capabilities.align_bytes, self.capabilities.max_record_bytes
+        if self._capacity_bytes is not None:
+            most = min(most, self._capacity_bytes // parts)
+        return max(align, min(-(-size // align) * align, most // align * align))
+
+    def room_for(self, count: int, size: int) -> int:
+        """So many records of this size, or as many as fill a quarter of a bounded store; at least one."""
+        return count if self._capacity_bytes is None else max(1, min(count, self._capacity_bytes // 4 // size))
 
     def batches(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """The items in as many calls as `max_batch` asks for."""

@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, run: Run) -> Iterator[Store]:
     """A fresh location; what is opened there is closed after the check."""
     requirement = requirement_of(request.function)
     assert requirement is not None
-    made = Store(run.target, f"{run.seed}/{request.node.name}")
+    made = Store(run.target, f"{run.seed}/{request.node.name}", run.offer.capacity_bytes)
     yield made
     made.discard()
 

@@ -13,7 +13,6 @@ from kvstore_sdk_conformance.failure import CallRaised, NotApplicable, require, 
 from kvstore_sdk_conformance.memory import Arena
 from kvstore_sdk_conformance.pressing import LARGE_BYTES, Running, changed, pressing, took_s, watched_s, whatever_it_answers
 from kvstore_sdk_conformance.run import Run
-from kvstore_sdk_conformance.steps import modest
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -24,7 +23,7 @@ RETURN_S = 2.0
 
 @proves("KV-LIVE-04")
 def test_a_get_that_returned_writes_no_more(store: Store, view: View, run: Run) -> None:
-    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 8)
+    size = view.fit(min(LARGE_BYTES, run.largest_bytes))
     there, missing = store.names(2)
     view.store((there, Record(size, 1)))
     alone_s = took_s(lambda: view.get(there, size))
@@ -56,7 +55,7 @@ def test_a_get_that_returned_writes_no_more(store: Store, view: View, run: Run) 
 
 @proves("KV-LIVE-05")
 def test_a_put_that_returned_reads_no_more(store: Store, view: View, run: Run) -> None:
-    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 16)
+    size = view.fit(min(LARGE_BYTES, run.largest_bytes))
     old = store.name()
     view.store((old, Record(size, 1)))
     alone_s = took_s(lambda: view.store((store.name(), Record(size, 1))))
@@ -89,7 +88,7 @@ def test_a_put_that_returned_reads_no_more(store: Store, view: View, run: Run) -
 @proves("KV-LIVE-06")
 def test_in_doubt_is_answered_where_it_is_declared_and_with_a_ticket(store: Store, view: View, run: Run) -> None:
     count = min(2, view.capabilities.max_batch)
-    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 64)
+    size = view.fit(min(LARGE_BYTES, run.largest_bytes), 64)
     names = store.names(count)
     alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in names)))
     for timeout_s in pressing(alone_s):
@@ -102,7 +101,7 @@ def test_in_doubt_is_answered_where_it_is_declared_and_with_a_ticket(store: Stor
 
 @proves("KV-LIVE-07")
 def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run: Run) -> None:
-    size = modest(view, min(LARGE_BYTES, run.largest_bytes), 64)
+    size = view.fit(min(LARGE_BYTES, run.largest_bytes), 64)
     count = min(3, view.capabilities.max_batch)
     there = store.names(count)
     alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in there)))

@@ -20,6 +20,8 @@ DEFINITE = (PutStatus.FAILED, PutStatus.TIMED_OUT, PutStatus.CLOSED)
 LATER_S = 0.4
 """What a thread, a queue or a retry that was left behind takes to do what should not be done any more."""
 ITEMS = 24
+PUTS = 20 * ITEMS
+"""More than are made to fail, or to fail in vain, in one check."""
 TAGS = 8
 SIZES = (1 << 20, 65536)
 """One that is written in pieces, and one of which many are written in that time."""
@@ -54,7 +56,7 @@ def test_a_record_is_invisible_until_it_is_whole(store: Store, view: View) -> No
     reader = store.open()
     for first in SIZES:
         size = view.fit(first)
-        names = store.names(ROUNDS)
+        names = store.names(view.room_for(ROUNDS, size))
         done = [0]
 
         def create(over: Over, names: Sequence[str] = names, size: int = size, done: list[int] = done) -> None:
@@ -89,7 +91,7 @@ def _check_whole_or_none(reader: View, name: str, record: Record) -> None:
 
 @proves("KV-ATOM-03")
 def test_a_create_that_fails_leaves_nothing(store: Store, view: View) -> None:
-    size = view.fit(1 << 18)
+    size = view.fit(1 << 18, PUTS)
     failed = _failing_puts(store, Mode.CREATE, store.names, size)
     looker = store.open()
     # Some come late: a thread or a queue that nobody told.
@@ -120,7 +122,7 @@ def _check_bad_names(store: Store, view: View, size: int) -> None:
 
 @proves("KV-ATOM-04")
 def test_a_replace_that_fails_leaves_the_old_record(store: Store, view: View) -> None:
-    old, size = view.fit(8192), view.fit(1 << 18)
+    old, size = view.fit(8192, PUTS), view.fit(1 << 18, PUTS)
     tags: dict[str, int] = {}
 
     def stored(count: int) -> list[str]:

@@ -10,7 +10,7 @@ from kvstore_sdk.backend import Advice, BackendError, DeleteStatus, GetStatus, M
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, NotApplicable, require, show
-from kvstore_sdk_conformance.steps import TRIES, is_lost, modest, remove, until
+from kvstore_sdk_conformance.steps import TRIES, is_lost, remove, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -31,12 +31,12 @@ FRACTIONS = (0.0, 0.3, 0.6)
 @proves("KV-CAP-01")
 def test_usage_counts_every_record_once(store: Store, view: View) -> None:
     elsewhere = store.elsewhere().open()
-    unit = modest(view, UNIT)
+    unit = view.fit(UNIT)
     elsewhere.store((store.name(), Record(unit, 1)))
     before = view.usage()
     require(before.records == 0, "no record in usage of a new location", before)
     names = store.names(RECORDS)
-    sizes = {name: (unit, modest(view, 4096), modest(view, 1))[number % 3] for number, name in enumerate(names)}
+    sizes = {name: (unit, view.fit(4096), view.fit(1))[number % 3] for number, name in enumerate(names)}
     took_s = time.monotonic()
     view.store(*((name, Record(size, number)) for number, (name, size) in enumerate(sizes.items())))
     took_s = (time.monotonic() - took_s) / RECORDS
@@ -45,7 +45,7 @@ def test_usage_counts_every_record_once(store: Store, view: View) -> None:
         for mode in Mode:
             view.store((names[0], Record(unit, 0)), mode=mode)
     _require_counted(view, before, sizes, "after one was put again and again, with the same bytes")
-    for turn, size in enumerate((modest(view, 1), unit, modest(view, 4096)), 50):
+    for turn, size in enumerate((view.fit(1), unit, view.fit(4096)), 50):
         view.store((names[0], Record(size, turn)), mode=Mode.REPLACE)
         sizes[names[0]] = size
         _require_counted(view, before, sizes, f"after one was replaced by one of {size} bytes")
@@ -68,7 +68,7 @@ def test_usage_counts_every_record_once(store: Store, view: View) -> None:
 
 @proves("KV-CAP-02")
 def test_usage_does_not_count_what_was_deleted(store: Store, view: View) -> None:
-    unit, before = modest(view, UNIT), view.usage()
+    unit, before = view.fit(UNIT), view.usage()
     sizes = dict.fromkeys(store.names(RECORDS), unit)
     view.store(*((name, Record(unit, number)) for number, name in enumerate(sizes)))
     _require_counted(view, before, sizes, "after they were stored", breaks="KV-CAP-01")

@@ -32,7 +32,6 @@ from kvstore_sdk_conformance.failure import CallRaised, require
 from kvstore_sdk_conformance.memory import Arena
 from kvstore_sdk_conformance.pressing import Running
 from kvstore_sdk_conformance.run import Run
-from kvstore_sdk_conformance.steps import modest
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -66,7 +65,7 @@ def test_close_returns_and_may_be_called_again(store: Store, view: View) -> None
 
 @proves("KV-LIVE-09")
 def test_calls_that_run_during_close_end_and_tell_the_truth(store: Store, view: View, run: Run) -> None:
-    size = modest(view, min(1 << 20, run.largest_bytes), 64)
+    size = view.fit(min(1 << 20, run.largest_bytes), 64)
     there, missing = store.names(2)
     view.store((there, Record(size, 1)))
     for _ in range(ROUNDS):

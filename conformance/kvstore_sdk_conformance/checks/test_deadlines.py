@@ -100,7 +100,7 @@ def test_an_exists_that_runs_out_of_time_says_not_false(store: Store, view: View
 @proves("KV-LIVE-03")
 def test_every_call_returns_by_its_deadline(store: Store, view: View, run: Run) -> None:
     count = min(ITEMS, view.capabilities.max_batch)
-    shapes = [(count, view.fit(min(ITEM_BYTES, run.largest_bytes))), (1, view.fit(min(LARGEST_BYTES, run.largest_bytes)))]
+    shapes = [(count, view.fit(min(ITEM_BYTES, run.largest_bytes))), (1, view.fit(min(LARGEST_BYTES, run.largest_bytes), 2))]
     for items, size in shapes:
         for timeout_s in DEADLINES_S:
             names = store.names(items)

@@ -9,7 +9,7 @@ from kvstore_sdk.backend import DeleteStatus, GetStatus, Mode, PutStatus
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show
-from kvstore_sdk_conformance.steps import modest, remove
+from kvstore_sdk_conformance.steps import remove
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -21,7 +21,7 @@ READER_S = 60.0
 
 @proves("KV-DELETE-01")
 def test_a_deleted_record_is_gone(store: Store, view: View) -> None:
-    sizes = sorted({modest(view, size) for size in (1, 4096, 1 << 20)})
+    sizes = sorted({view.fit(size) for size in (1, 4096, 1 << 20)})
     names = {store.name(): size for size in sizes}
     other = store.open()
     for name, size in names.items():
@@ -108,7 +108,7 @@ def test_a_deleted_record_is_stored_anew(store: Store, view: View) -> None:
 def test_a_get_that_races_with_a_delete_finds_all_or_nothing(store: Store, view: View) -> None:
     reader = _Reader(store.open())
     # Large ones take long to read, small ones give many races.
-    sizes = [modest(view, size) for size in (4096, 1 << 20, 4 << 20)]
+    sizes = [view.fit(size) for size in (4096, 1 << 20, 4 << 20)]
     end_s = time.monotonic() + RACE_S
     try:
         for turn in range(RACES):

@@ -11,7 +11,7 @@ from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require
 from kvstore_sdk_conformance.run import Run
-from kvstore_sdk_conformance.steps import look, modest, until
+from kvstore_sdk_conformance.steps import look, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -32,7 +32,7 @@ _LOST = ("UNKNOWN", "IN_DOUBT", "TIMED_OUT")
 def test_what_is_stored_survives_kill_9(store: Store, run: Run) -> None:
     first = store.open()
     batch = min(4, first.capabilities.max_batch)
-    sizes = [(modest(first, SMALL), batch), (modest(first, LARGE), 1), (modest(first, 1), 1), (modest(first, SMALL), 1)]
+    sizes = [(first.fit(SMALL), batch), (first.fit(LARGE), 1), (first.fit(1), 1), (first.fit(SMALL), 1)]
     watching = _only_if_shared(store, first)
     for size, at_once in sizes[: max(2, _kills(run))]:
         names = store.names(2 * at_once)
@@ -43,7 +43,7 @@ def test_what_is_stored_survives_kill_9(store: Store, run: Run) -> None:
 @proves("KV-DUR-02")
 def test_after_kill_9_every_record_is_whole_or_missing(store: Store, run: Run) -> None:
     first = store.open()
-    small, large = modest(first, SMALL), modest(first, LARGE)
+    small, large = first.fit(SMALL), first.fit(LARGE)
     watching = _only_if_shared(store, first)
     for turn in range(_kills(run)):
         puts, batch = store.random.randint(2, 8), store.random.choice([1, min(2, first.capabilities.max_batch)])
@@ -58,7 +58,7 @@ def test_after_kill_9_every_record_is_whole_or_missing(store: Store, run: Run) -
 @proves("KV-DUR-03")
 def test_kill_9_in_a_replace_leaves_the_old_record_or_the_new_one(store: Store, run: Run) -> None:
     first = store.open()
-    small, large = modest(first, SMALL), modest(first, LARGE)
+    small, large = first.fit(SMALL), first.fit(LARGE)
     # Names of its own for each kill: what the killed leave locked is another requirement's.
     turns = [({name: Record(small, 1000 + number) for number, name in enumerate(store.names(3))}) for _ in range(2 * _kills(run))]
     first.store(*(item for records in turns for item in records.items()))
@@ -73,7 +73,7 @@ def test_kill_9_in_a_replace_leaves_the_old_record_or_the_new_one(store: Store, 
 @proves("KV-DUR-04")
 def test_others_store_the_same_names_after_kill_9(store: Store, run: Run) -> None:
     first = store.open()
-    large = modest(first, LARGE)
+    large = first.fit(LARGE)
     watching = _only_if_shared(store, first)
     for turn in range(min(3, _kills(run))):
         names = store.names(3)
@@ -91,7 +91,7 @@ def test_others_store_the_same_names_after_kill_9(store: Store, run: Run) -> Non
 @proves("KV-DUR-05")
 def test_what_is_stored_is_there_after_close(store: Store) -> None:
     first = store.open()
-    sizes = [modest(first, size) for size in (1, SMALL, LARGE)]
+    sizes = [first.fit(size) for size in (1, SMALL, LARGE)]
     first.close()
     names = {size: store.names(3) for size in sizes}
     child = store.child()
@@ -110,7 +110,7 @@ def test_what_is_stored_is_there_after_close(store: Store) -> None:
 @proves("KV-DUR-06")
 def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, run: Run) -> None:
     first = store.open()
-    small, large = modest(first, SMALL), modest(first, LARGE)
+    small, large = first.fit(SMALL), first.fit(LARGE)
     sizes = dict.fromkeys(store.names(3), small)
     first.store(*((name, Record(small, 1)) for name in sizes))
     empty_bytes = first.usage().used_bytes - 3 * small if isinstance(first.backend, SupportsUsage) else 0

@@ -12,7 +12,7 @@ from kvstore_sdk.backend import ListEntry, Mode, PutStatus, SupportsDelete
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require
-from kvstore_sdk_conformance.steps import is_lost, modest, remove
+from kvstore_sdk_conformance.steps import is_lost, remove
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -33,7 +33,7 @@ def test_a_walk_shows_every_record_once_with_its_size(store: Store, view: View) 
     sizes = _stored(store, view, 4)
     _require_shown(view.walk(), sizes, "in one page")
     name = next(iter(sizes))
-    sizes[name] = modest(view, 65536)
+    sizes[name] = view.fit(65536)
     view.store((name, Record(sizes[name], 99)), mode=Mode.REPLACE)
     for limit in (7, 3):
         _require_shown(view.walk(limit=limit), sizes, f"in pages of {limit}")
@@ -125,7 +125,7 @@ def test_what_stays_is_shown_once_while_others_come_and_go(store: Store, view: V
 
 @proves("KV-LIST-05")
 def test_parts_of_running_and_failed_puts_are_not_listed(store: Store, view: View) -> None:
-    other, size = store.open(), modest(view, LARGE)
+    other, size = store.open(), view.fit(LARGE)
     sizes = {store.name(): view.fit(4096) for _ in range(2)}
     view.store(*((name, Record(one, 1)) for name, one in sizes.items()))
     names = store.names(4)

@@ -35,7 +35,7 @@ FIGURE_S = 0.5
 
 @proves("KV-PERF-01")
 def test_exists_moves_no_payload(store: Store, view: View, run: Run) -> None:
-    small, large = view.fit(SMALL_BYTES), view.fit(min(LARGE_BYTES, run.largest_bytes))
+    small, large = view.fit(SMALL_BYTES), view.fit(min(LARGE_BYTES, run.largest_bytes), 4)
     if large < 16 * small:
         raise NotApplicable(f"records of up to {large} bytes are too small to tell")
     one, other = store.names(2)
@@ -123,7 +123,7 @@ def test_figures(store: Store, view: View) -> None:
     """Measures, and judges nothing. The last of its profile: the others have seen that calls return."""
     watch = Stopwatch(view)
     most = min(8, view.capabilities.max_concurrency)
-    for label, size in {label: size for label, size in FIGURE_BYTES.items() if view.fit(size) == size}.items():
+    for label, size in {label: size for label, size in FIGURE_BYTES.items() if view.fit(size, 8 * FIGURE_RECORDS[label]) == size}.items():
         with view.lend([size] * most) as arena:
             fill(arena.buffers, 1)
             for threads in sorted({1, most}):

@@ -9,7 +9,7 @@ from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.children import Child
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import require
-from kvstore_sdk_conformance.steps import create, look, modest, remove, until
+from kvstore_sdk_conformance.steps import create, look, remove, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -24,7 +24,7 @@ RACE_S = 3.0
 
 @proves("KV-SHARE-01")
 def test_another_process_finds_what_is_stored(store: Store, view: View) -> None:
-    sizes = sorted({modest(view, size) for size in SIZES})
+    sizes = sorted({view.fit(size) for size in SIZES})
     before = {size: store.name() for size in sizes}
     for size, name in before.items():
         view.store((name, Record(size, 1)))
@@ -44,7 +44,7 @@ def test_another_process_finds_what_is_stored(store: Store, view: View) -> None:
 
 @proves("KV-SHARE-02")
 def test_a_record_that_was_not_there_is_found_when_another_process_stored_it(store: Store, view: View) -> None:
-    child, size = store.child(), modest(view, 4096)
+    child, size = store.child(), view.fit(4096)
     for name in store.names(3):
         _require_missing(child, name, size, "which nobody stored yet")
         view.store((name, Record(size, 1)))
@@ -61,8 +61,8 @@ def test_a_record_that_was_not_there_is_found_when_another_process_stored_it(sto
 @proves("KV-SHARE-03")
 def test_a_record_that_another_process_replaced_is_read_anew(store: Store, view: View) -> None:
     child = store.child()
-    old = modest(view, 8192)
-    for new in (old, modest(view, 16384), modest(view, 1)):
+    old = view.fit(8192)
+    for new in (old, view.fit(16384), view.fit(1)):
         mine, theirs = store.names(2)
         view.store((mine, Record(old, 1)))
         _require_found(child, mine, Record(old, 1), "before it was replaced", breaks="KV-SHARE-01")
@@ -76,7 +76,7 @@ def test_a_record_that_another_process_replaced_is_read_anew(store: Store, view:
 
 @proves("KV-SHARE-04")
 def test_processes_that_create_the_same_records_all_succeed(store: Store, view: View) -> None:
-    child, size = store.child(), modest(view, 65536, 256)
+    child, size = store.child(), view.fit(65536, 256)
     mine, theirs = Record(size, 1), Record(size, 2)
     end_s = time.monotonic() + RACE_S
     for turn in range(ROUNDS):
@@ -101,7 +101,7 @@ def test_processes_that_create_the_same_records_all_succeed(store: Store, view: 
 
 @proves("KV-SHARE-05")
 def test_a_record_that_another_process_deleted_is_missed(store: Store, view: View) -> None:
-    child, size = store.child(), modest(view, 4096)
+    child, size = store.child(), view.fit(4096)
     mine, theirs = store.names(2)
     for name in (mine, theirs):
         view.store((name, Record(size, 1)))
