@@ -77,7 +77,7 @@ class ConfigError(KVStoreError, ValueError):
 class BackendError(KVStoreError):
     """One operation on a store failed; `advice` says what the caller may do.
 
-    The message must name the operation and the object and must not hold secrets.
+    The message should name the operation or the record that it is about, better both, and must not hold secrets.
     """
 
     advice: ClassVar[Advice] = Advice.GIVE_UP

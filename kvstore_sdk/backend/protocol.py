@@ -53,8 +53,8 @@ class Durability(Enum):
 
     Attributes:
         NONE: It lives in the process that wrote it.
-        PROCESS_CRASH: It survives `kill -9` of every process that used it; a power cut may take it, but never tear it unnoticed: the
-            SDK verifies.
+        PROCESS_CRASH: It survives `kill -9` of every process that used it, and within 10 seconds of that others can open the location
+            and store the same names. A power cut may take it, but never tear it unnoticed: the SDK verifies.
     """
 
     NONE = "none"
@@ -62,7 +62,7 @@ class Durability(Enum):
 
 
 class Fork(Enum):
-    """What a forked child may do with a backend that its parent opened.
+    """What a forked child may do with a backend that its parent opened. The parent's stays as it was, also when the child ends.
 
     Attributes:
         WORKS: All that its parent may.
@@ -88,7 +88,7 @@ class Capabilities:
     """What a backend can do, in numbers. The SDK never asks for more; the conformance suite sizes its data from them.
 
     Attributes:
-        max_record_bytes: Largest record.
+        max_record_bytes: Largest record. The SDK sends no larger one; a backend should refuse it with `InvalidError`.
         max_batch: Most items in one call.
         max_parts: Most buffers in one item.
         align_bytes: Address and length of every buffer are multiples of this power of two, 4,096 at most.
@@ -142,8 +142,9 @@ class Backend(Protocol):
       length is a breach of contract: every item of the call then counts as failed.
     - **An exception fails every item of the call.** Raise for what concerns the call as a whole; answer per item otherwise.
       Any exception is survived; one of `kvstore_sdk.errors` tells the caller what to do about it.
-    - **Return by the deadline.** Items that are not done answer TIMED_OUT (`exists`: a `Failure` with `TimedOutError`). A late call is
-      abandoned: its answer is dropped, its buffers stay out of use until it returns, and enough of them open the circuit breaker.
+    - **Return by the deadline**, or within half a second of it. Items that are not done answer TIMED_OUT (`exists`: a `Failure` with
+      `TimedOutError`). A late call is abandoned: its answer is dropped, its buffers stay out of use until it returns, and enough of them
+      open the circuit breaker.
     - **After a call returned, touch none of its buffers**, unless an item answers IN_DOUBT: then the store may still read (put) or
       write (get) that item's buffers, and only those, until `settle` says it is over. A byte outside the buffers is never touched.
     - **Whole records or none.** A reader in any process sees a record as one put wrote it, or none: never a part, never a mix.
@@ -163,7 +164,7 @@ class Backend(Protocol):
         ...
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
-        """Store each record, atomically and independently of the others.
+        """Store each record, atomically and independently of the others. Its buffers are read, and not changed.
 
         STORED and EXISTS promise that the record is visible now. FAILED, TIMED_OUT and CLOSED promise that this put made nothing visible.
         Whoever cannot promise either answers UNKNOWN. A failed item leaves no part behind that a reader, a listing or a count could see.
@@ -180,9 +181,10 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Release everything. Bounded by a few seconds, idempotent, callable from any thread while other calls run.
+        """Release everything, threads and descriptors too. Returns within 5 seconds, raises nothing, idempotent, callable from any thread.
 
-        Those calls finish, or answer CLOSED; later calls answer CLOSED (`exists`: a `Failure` with `ClosedError`).
+        Calls that run meanwhile end within the same 5 seconds, done or CLOSED; later calls answer CLOSED (`exists` and `delete`: a `Failure`
+        with `ClosedError`; `list` and `usage` raise it).
         """
         ...
 
@@ -229,6 +231,9 @@ class SupportsList(Protocol):
         """Records whose name starts with `prefix`, at most `limit` of them, going on at `cursor`.
 
         A record that is there during the whole walk appears exactly once. Parts of failed or running puts never appear.
+
+        Raises:
+            BackendError: it could not be listed; `TimedOutError` when the deadline passed, `ClosedError` after `close`.
         """
         ...
 
@@ -238,5 +243,9 @@ class SupportsUsage(Protocol):
     """For stores that can say how full they are."""
 
     def usage(self, deadline: Deadline) -> Usage:
-        """What is stored under the location this backend was opened with."""
+        """What is stored under the location this backend was opened with.
+
+        Raises:
+            BackendError: it could not be counted; `TimedOutError` when the deadline passed, `ClosedError` after `close`.
+        """
         ...

@@ -27,8 +27,10 @@ class BackendFactory(Protocol):
       `memory:`. URLs with a password or a fragment (`#...`) are refused before the factory is called.
     - Keyword-only parameters are options: `kvstore_sdk.backend.options` says how their names, types and defaults are read. They arrive
       checked and converted; those that were not given are left to their defaults.
-    - Opening one location twice, in one process or two, gives two views of the same store.
-    - It raises `ConfigError` for what its user can set right, a `BackendError` for a store that cannot be opened.
+    - Opening one location twice, in one process or two, gives two views of the same store. Another location is another store: no name
+      reaches the records of this one from there.
+    - Within 60 seconds it returns, or raises `ConfigError` for what its user can set right, a `BackendError` for a store that cannot be
+      opened. An `OSError` is taken for the `BackendError` that `error_from_os` makes of it; any other exception is a fault of the factory.
     """
 
     def __call__(self, location: str, /, *args: Any, **options: Any) -> Backend: ...

@@ -185,7 +185,16 @@ class ListPage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a store holds. `capacity_bytes` is None where the store knows no limit."""
+    """What a store holds.
+
+    Attributes:
+        records: How many there are. One that is put again, or lies there in several copies, is one record.
+        used_bytes: Their bytes, each record once, and what the store keeps for a record beside them (a block that is not full, its name,
+            an index): up to 64 KiB each.
+        capacity_bytes: The most that `used_bytes` may be, but for 2 % and the records that are being put; None where the store knows no
+            limit. A full store makes room, or answers FAILED with `NoSpaceError`. A record that is larger is refused, and nothing is
+            evicted for it.
+    """
 
     records: int
     used_bytes: int
