@@ -21,23 +21,33 @@ __all__ = ["Child"]
 
 START_S = 60.0
 ANSWER_S = 60.0
+END_S = 10.0
+"""For the kernel, to end a process that was killed, and for what it wrote to be read."""
 _READ_BYTES = 1 << 16
+_LOOK_S = 0.002
 
 
 class Child:
     """A process that runs `kvstore_sdk_conformance.child`, and answers one line for each line that it is sent.
 
-    What the backend prints goes to a file, the tail of which is part of what is said when the process ends unasked.
+    What the backend prints goes to a file, the tail of which is part of what is said when the process ends unasked. Processes that the
+    backend started and left behind end with `discard`, not with `kill`: they may be where its records are.
+
+    Args:
+        shared: Whether the backend declares that processes share a location: then one that cannot open it breaks that.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, shared: bool) -> None:
         self._place = place
+        self._shared = shared
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         paths = [*place.import_path, *sys.path]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         # By -c: with -m the folder that this process was started in would come first on the path.
         command = [sys.executable, "-c", "from kvstore_sdk_conformance.child import main; main()"]
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+        )
         self._rest = b""
 
     @property
@@ -54,7 +64,8 @@ class Child:
         self.post(**self._place.to_json())
         answer = self.receive(START_S)
         if "error" in answer:
-            raise ConformanceFailure("another process to open the location", answer["error"], breaks="KV-SHARE-01")
+            breaks = "KV-SHARE-01" if self._shared else None
+            raise ConformanceFailure("another process to open the location", answer["error"], breaks=breaks)
 
     def post(self, **command: Any) -> None:
         """Send a command, and wait for nothing."""
@@ -129,13 +140,25 @@ class Child:
         return answer
 
     def kill(self) -> None:
-        """`kill -9`. Idempotent."""
-        if self._process.stdout is not None and not self._process.stdout.closed:
+        """`kill -9`, and read what the process wrote before. Idempotent."""
+        if self._process.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait(END_S)
+            self._drain()
+
+    def discard(self) -> None:
+        """End the process and whatever it left behind. Idempotent."""
+        if self._process.returncode is None:
+            self.kill()
+            # Until it is waited for no other group of processes can have its number.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-            self._rest += self._process.communicate()[0]
-        if not self._log.closed:
-            self._log.close()
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait(END_S)
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            assert stream is not None
+            # What was not sent is lost with its reader.
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def left(self) -> list[Any]:
         """Whole lines that it sent and nobody received, once it was killed."""
@@ -145,11 +168,33 @@ class Child:
     def stop(self, timeout_s: float = 20.0) -> None:
         """Let it close its backend and end."""
         self.post(do="exit")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        self.kill()
+        self._wait(timeout_s)
+        self.discard()
 
     def log(self) -> str:
         """What the process printed."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until the process has ended, or the time is over. It keeps its number."""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(_LOOK_S)
+
+    def _drain(self) -> None:
+        """Read what the dead process wrote. That is all there; the pipe does not end while a process that it forked has it open."""
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        os.set_blocking(source, False)
+        until_s = time.monotonic() + END_S
+        while time.monotonic() < until_s:
+            try:
+                piece = os.read(source, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not piece:
+                return
+            self._rest += piece

@@ -17,7 +17,7 @@ class ConformanceFailure(Exception):
         seen: What there was instead.
         note: Where and when, if that helps.
         breaks: The requirement that this breaks, if it is another than the one that is being checked: then that one fails, and the one
-            that is being checked is blocked by it.
+            that is being checked is blocked by it. Where that one does not apply, the one that is being checked fails.
     """
 
     def __init__(self, expected: str, seen: str, *, note: str = "", breaks: str | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -123,35 +123,55 @@ def judge(found: Sequence[Result]) -> dict[str, Result]:
     """One result for each requirement: the worst that its own checks found, or else what was found on the way of others.
 
     What failed, and builds at any distance on something whose own check failed, is blocked. So is a check on whose way something else was
-    found broken; that counts, unless the check builds on a broken requirement itself: then it is a consequence.
+    found broken; that counts, unless the check builds on a broken requirement itself: then it is a consequence. Nothing fails a requirement
+    that does not apply: what was found to break it breaks the one that was being checked. The order of what was found does not matter.
     """
     results = {id_: Result(requirement) for id_, requirement in BY_ID.items()}
     for result in found:
         if not result.met_by:
-            id_ = result.requirement.id
-            before = results[id_]
-            worse = result if _ORDER.index(result.status) > _ORDER.index(before.status) else before
-            worse.seconds = before.seconds + result.seconds
-            worse.figures = before.figures | result.figures
-            results[id_] = worse
+            _keep_worse(results, result)
+    met = [result for result in found if result.met_by and result.status in (Status.FAIL, Status.DEVIATION)]
+    for result in met:
+        if results[result.requirement.id].status is Status.NOT_APPLICABLE:
+            _keep_worse(results, _as_own(result))
     broken = _broken(results)
-    for result in found:
-        if result.met_by and result.status in (Status.FAIL, Status.DEVIATION) and not below(result.met_by) & broken:
-            id_ = result.requirement.id
-            if _ORDER.index(result.status) > _ORDER.index(results[id_].status):
-                results[id_] = result
-    all_broken = _broken(results)
-    for result in results.values():
-        under = below(result.requirement.id)
+    for result in met:
+        before = results[result.requirement.id]
+        if before.status is not Status.NOT_APPLICABLE and not below(result.met_by) & broken:
+            _keep_worse(results, replace(result, seconds=0.0))
+    _block(results, broken)
+    return results
+
+
+def _keep_worse(results: dict[str, Result], result: Result) -> None:
+    """Of two results of a requirement the worse one stays, with the time and the figures of both."""
+    before = results[result.requirement.id]
+    worse = result if _ORDER.index(result.status) > _ORDER.index(before.status) else before
+    results[result.requirement.id] = replace(worse, seconds=before.seconds + result.seconds, figures=before.figures | result.figures)
+
+
+def _as_own(result: Result) -> Result:
+    """What was found on the way of a check, as a finding of that check."""
+    requirement = BY_ID[result.met_by]
+    status = Status.FAIL if requirement.level is Level.MUST else Status.ADVISORY
+    return replace(result, requirement=requirement, status=status, reason="", met_by="", seconds=0.0)
+
+
+def _block(results: dict[str, Result], broken: set[str]) -> None:
+    """Turn what builds on `broken`, at any distance, into blocked results. Each names what has to be mended first, nothing that is blocked."""
+    every = _broken(results)
+    roots = {id_ for id_ in every if results[id_].status is Status.DEVIATION or not below(id_) & broken}
+    for id_, result in results.items():
+        under = below(id_)
         if result.status is Status.BLOCKED:
-            on = sorted(set(result.blockers) & all_broken or under & all_broken)
+            on = set(result.blockers) & every or under & every
         elif result.status in (Status.FAIL, Status.ADVISORY, Status.ERROR):
-            on = sorted(under & broken)
+            on = under & broken
         else:
             continue
         if on:
-            result.status, result.reason, result.blockers = Status.BLOCKED, f"blocked by {', '.join(on)}", on
-    return results
+            blockers = sorted(on.union(*map(below, on)) & roots)
+            results[id_] = replace(result, status=Status.BLOCKED, reason=f"blocked by {', '.join(blockers)}", blockers=blockers)
 
 
 def _broken(results: Mapping[str, Result]) -> set[str]:

@@ -79,7 +79,7 @@ class Store:
             ConformanceFailure: it could not open it.
         """
         self.calls.append("# another process opens the location")
-        child = Child(self.place)
+        child = Child(self.place, shared=any(view.capabilities.shared for view in self._views))
         self._children.append(child)
         child.start()
         return child
@@ -113,6 +113,8 @@ class Store:
                 with contextlib.suppress(Exception):
                     view.close()
             view.drop()
+        for child in self._children:
+            child.discard()
         if self.place.folder is None and not any(view.hung for view in self._views):
             with contextlib.suppress(Exception):
                 self._remove_records()
