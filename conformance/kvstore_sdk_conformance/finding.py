@@ -8,31 +8,43 @@ from pathlib import Path
 
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, NotApplicable
 from kvstore_sdk_conformance.outcome import Result, Status
+from kvstore_sdk_conformance.plain import plain
 from kvstore_sdk_conformance.requirement import Requirement
 from kvstore_sdk_conformance.requirements import BY_ID
 
 __all__ = ["findings_of"]
 
+TRACEBACK = 8000
+"""Characters of one, with its middle left out."""
 _OURS = Path(__file__).parent
 
 
-def findings_of(requirement: Requirement, raised: BaseException | None, redact: Callable[[str], str]) -> list[Result]:
-    """What is known after a check of `requirement`: about it first, and about another one that was found broken on the way."""
+def findings_of(
+    requirement: Requirement, raised: BaseException | None, redact: Callable[[str], str], applies: Callable[[Requirement], bool]
+) -> list[Result]:
+    """What is known after a check of `requirement`: about it first, and about another one that was found broken on the way.
+
+    What would break one that does not apply to this backend breaks the one that was being checked.
+    """
+
+    def clean(text: str) -> str:
+        return plain(redact(text))
+
     if raised is None:
         return [Result(requirement, Status.PASS)]
     if isinstance(raised, NotApplicable):
-        return [Result(requirement, Status.NOT_APPLICABLE, reason=f"not applicable: {redact(str(raised))}")]
+        return [Result(requirement, Status.NOT_APPLICABLE, reason=f"not applicable: {clean(str(raised))}")]
     if not isinstance(raised, ConformanceFailure):
-        text = "".join(traceback.format_exception(raised))
-        return [Result(requirement, Status.ERROR, seen=redact(f"{type(raised).__name__}: {raised}"), traceback=redact(text))]
-    broken = BY_ID[raised.breaks] if raised.breaks is not None else requirement
+        text = plain(redact("".join(traceback.format_exception(raised))), TRACEBACK)
+        return [Result(requirement, Status.ERROR, seen=clean(f"{type(raised).__name__}: {raised}"), traceback=text)]
+    broken = BY_ID[raised.breaks] if raised.breaks is not None and applies(BY_ID[raised.breaks]) else requirement
     failed = Result(
         broken,
         Status.FAIL,
-        expected=redact(raised.expected),
-        seen=redact(raised.seen),
-        note=redact("\n".join([raised.note, *getattr(raised, "__notes__", ())]).strip()),
-        traceback=redact(_vendors_traceback(raised)),
+        expected=clean(raised.expected),
+        seen=clean(raised.seen),
+        note=clean("\n".join([raised.note, *getattr(raised, "__notes__", ())]).strip()),
+        traceback=plain(redact(_vendors_traceback(raised)), TRACEBACK),
     )
     if broken is requirement:
         return [failed]

@@ -20,6 +20,7 @@ from kvstore_sdk_conformance.check import requirement_of
 from kvstore_sdk_conformance.finding import findings_of
 from kvstore_sdk_conformance.offer import Offer
 from kvstore_sdk_conformance.outcome import Result, Status, judge
+from kvstore_sdk_conformance.plain import plain
 from kvstore_sdk_conformance.redact import Redactor
 from kvstore_sdk_conformance.replay import as_script
 from kvstore_sdk_conformance.report import Report, check_path, write
@@ -48,6 +49,8 @@ _WORDS = {
     Status.BLOCKED: ("blocked", "b", "BLOCKED"),
     Status.ERROR: ("error", "E", "ERROR"),
 }
+_PRINTED = 20_000
+"""Characters of what a backend printed in one check."""
 _ORDER = {requirement.id: number for number, requirement in enumerate(REQUIREMENTS)}
 
 
@@ -103,7 +106,7 @@ class Session:
             # Last: a backend is opened for a run that can take place.
             run = wanted(offer=Offer.of(target))
         except KVStoreError as error:
-            message = " ".join(redact(str(error)).split()).removeprefix("conformance: ")
+            message = plain(" ".join(redact(str(error)).split())).removeprefix("conformance: ")
             raise pytest.UsageError(f"kvstore-sdk conformance: {message}") from None
         except SystemExit as error:
             # A script without `if __name__ == "__main__"`: its exit code would be taken for the verdict.
@@ -167,7 +170,7 @@ class Session:
         report = yield
         requirement = _requirement(item)
         # What the backend printed and logged.
-        report.sections = [(title, self._redact(text)) for title, text in report.sections]
+        report.sections = [(title, plain(self._redact(text), _PRINTED)) for title, text in report.sections]
         if requirement is None or (call.when != "call" and report.passed):
             return report
         found = self._findings(item, call, requirement)
@@ -259,7 +262,7 @@ class Session:
             status, reason, blockers = item.stash[_REASON]
             return [Result(requirement, status, reason=reason, blockers=blockers, check=item.nodeid, seconds=seconds)]
         store = getattr(item, "funcargs", {}).get("store")
-        found = findings_of(requirement, call.excinfo.value if call.excinfo else None, self._redact)
+        found = findings_of(requirement, call.excinfo.value if call.excinfo else None, self._redact, self._applies)
         for result in found:
             result.check = item.nodeid
             result.replay = as_script([self._redact(line) for line in getattr(store, "calls", ())]) if result.status is Status.FAIL else ()
@@ -271,6 +274,9 @@ class Session:
         found[0].seconds = seconds
         found[0].figures = dict(getattr(store, "figures", {}))
         return found
+
+    def _applies(self, requirement: Requirement) -> bool:
+        return self._run.offer.missing(requirement) is None
 
     def _block(self, result: Result) -> str:
         by_command = self._config.inipath is not None and self._config.inipath.samefile(COMMAND_INI)
