@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore_sdk.backend import ConfigError, Deadline, InvalidError, NoSpaceError, Put, PutResult, PutStatus, error_from_os
+from kvstore_sdk.backend import ConfigError, Deadline, InvalidError, Mode, NoSpaceError, Put, PutResult, PutStatus, error_from_os
 from kvstore_sdk_backends.fs.folder import TEMP, create_folder, create_folders, has_marker, mode_of, open_error, write_marker
 from kvstore_sdk_backends.fs.io import DirectIO, StoppedError, probe, write_file
 from kvstore_sdk_backends.fs.space import Claim, Space, live_bound
@@ -20,6 +20,8 @@ __all__ = ["RecordWriter"]
 _log = logging.getLogger("kvstore_sdk_backends.fs")
 
 _STORED = PutResult(PutStatus.STORED)
+_EXISTS = PutResult(PutStatus.EXISTS)
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 _FOLDER_TRIES = 3
 
@@ -36,6 +38,7 @@ class RecordWriter:
 
     def __init__(self, root: str, direct: DirectIO) -> None:
         self.space: Space | None = None
+        self._links = True
         self._root = root
         self._direct = direct
         self._temp_root = f"{root}/{TEMP}"
@@ -96,11 +99,17 @@ class RecordWriter:
         try:
             if stopped():
                 raise StoppedError
-            if claim:
-                # Again, for what was there at first may be gone by now, or something may be.
-                growth -= self._replaced_bytes(put.name)
+            if claim and put.mode is Mode.CREATE:
                 claim.fit(growth)
-            self._rename(temp, put.name)
+                # Of several that create one record at once, one has made the folder grow.
+                if not self._make_visible(temp, put.name, self._link):
+                    return _EXISTS
+            else:
+                if claim:
+                    # Again, for what was there at first may be gone by now, or something may be.
+                    growth -= self._replaced_bytes(put.name)
+                    claim.fit(growth)
+                self._make_visible(temp, put.name, _replace)
             temp = ""
         except OSError as cause:
             # A file server may have renamed it and lost the answer. While the temporary name is there, it has not.
@@ -177,15 +186,35 @@ class RecordWriter:
         create_folders(self._root)
         self._writer.begin(instead_of=writer)
 
-    def _rename(self, temp: str, name: str) -> None:
-        """Make the record visible, at one instant, in the place of whatever is there."""
+    def _link(self, temp: str, path: str) -> bool:
+        """Make the record visible if no other is there, and whether that was so. A filesystem without hard links replaces."""
+        if not self._links:
+            return _replace(temp, path)
+        try:
+            os.link(temp, path, follow_symlinks=False)
+        except FileExistsError:
+            found = os.stat(path, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                return _replace(temp, path)
+            # A file server may have made the link, lost the answer, and been asked again.
+            if found.st_ino != os.stat(temp, follow_symlinks=False).st_ino:
+                return False
+        except OSError as cause:
+            if cause.errno not in _NO_LINKS:
+                raise
+            self._links = False
+            return _replace(temp, path)
+        _discard(temp)
+        return True
+
+    def _make_visible(self, temp: str, name: str, step: Callable[[str, str], bool]) -> bool:
+        """Make the record visible, at one instant, by `_replace` or `_link`, and return what that says."""
         path = f"{self._root}/{name}"
         made_folders = 0
         removed_folder = False
         while True:
             try:
-                os.replace(temp, path)
-                return
+                return step(temp, path)
             except FileNotFoundError:
                 # Somebody who removes empty folders may have removed what was just made; whoever does it all the time is no evictor.
                 if made_folders == _FOLDER_TRIES:
@@ -206,6 +235,12 @@ class RecordWriter:
                 except OSError as cause:
                     problem = f"a folder stands in the record's place and cannot be removed ({cause.strerror})"
                     raise IsADirectoryError(errno.EISDIR, problem) from cause
+
+
+def _replace(temp: str, path: str) -> bool:
+    """Make the record visible in the place of whatever is there. True."""
+    os.replace(temp, path)
+    return True
 
 
 def _is_pinned(path: str, cause: OSError) -> bool:

@@ -28,6 +28,7 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk_backends.fs import FsBackend
 from kvstore_sdk_backends.fs import space as space_module
+from kvstore_sdk_backends.fs.ledger import Ledger
 
 PAGE = 4096
 HOUR = 3600.0
@@ -178,14 +179,58 @@ def test_a_put_that_fails_counts_nothing(open_folder: Callable[..., FsBackend], 
     for number in range(30):
         assert isinstance(desk.put(store, f"a/{number}", record(number)).error, NoSpaceError)
     disk.mend()
-    disk.fail("replace", 5, only="/tmp/")
-    for number in range(30):
-        assert desk.put(store, f"b/{number}", record(number)).status is PutStatus.FAILED
-    disk.mend()
+    for step, mode in (("replace", Mode.REPLACE), ("link", Mode.CREATE)):
+        disk.fail(step, 5, only="/tmp/")
+        for number in range(30):
+            assert desk.put(store, f"b/{number}", record(number), mode).status is PutStatus.FAILED
+        disk.mend()
     for number in range(10):
         assert desk.put(store, f"c/{number}", record(number)).status is PutStatus.STORED
     assert store.evicted_records == 0
     assert len(names_in(folder)) == 10
+
+
+def test_of_those_that_create_one_record_at_once_one_is_counted(
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, disk: Any
+) -> None:
+    """A fleet that starts stores the same chunks at the same time: none of them must be evicted for what was counted twice."""
+    stores = [open_folder(max_bytes=64 * PAGE) for _ in range(4)]
+    barrier = threading.Barrier(4)
+
+    def link(real: Any, *args: Any, **kwargs: Any) -> None:
+        # Past the look for the record that is there, all of them.
+        barrier.wait(30)
+        real(*args, **kwargs)
+
+    disk.replace("link", link)
+    items = [[desk.put_item(f"a/{number}", record(number)) for number in range(48)] for _ in stores]
+    answers: list[list[PutStatus]] = [[] for _ in stores]
+
+    def create(place: int) -> None:
+        answers[place] += [stores[place].put([item], later())[0].status for item in items[place]]
+
+    threads = [threading.Thread(target=create, args=(place,), name="creating") for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [sorted(status.name for status in each) for each in zip(*answers, strict=True)] == [["EXISTS"] * 3 + ["STORED"]] * 48
+    disk.mend()
+    for number in range(10):
+        assert desk.put(stores[0], f"b/{number}", record(number)).status is PutStatus.STORED
+    assert len(names_in(folder)) == 58
+    assert sum(store.evicted_records for store in stores) == 0
+
+
+def test_where_there_are_no_links_a_record_is_created_all_the_same(
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, disk: Any
+) -> None:
+    store = open_folder(max_bytes=64 * PAGE)
+    disk.fail("link", 1)
+    for number in range(10):
+        assert desk.put(store, f"a/{number}", record(number)).status is PutStatus.STORED
+    assert desk.put(store, "a/1", record(7)).status is PutStatus.EXISTS
+    assert store.usage(later()) == Usage(10, 10 * PAGE, 64 * PAGE)
 
 
 def test_a_smaller_bound_evicts_the_oldest_down_to_it(open_folder: Callable[..., FsBackend], folder: Path, desk: Any) -> None:
@@ -401,8 +446,8 @@ def test_closing_gives_up_the_lease_and_leaves_no_thread(open_folder: Callable[.
     store.close()
     assert [thread for thread in threading.enumerate() if thread.name == "kvstore-fs-evictor"] == []
     assert os.listdir(folder / ".kvstore/space") == ["ledger"]
-    body = json.loads((folder / ".kvstore/space/ledger").read_text())
-    assert (body["owner"], body["members"]) == ("", {})
+    found = Ledger(str(folder)).read()
+    assert (found.owner, found.complete, found.members) == ("", True, {})
     second = open_folder(max_bytes=4 * PAGE)
     began_s = time.monotonic()
     assert desk.put(second, "b", record(1)).status is PutStatus.STORED

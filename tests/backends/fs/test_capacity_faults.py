@@ -288,7 +288,7 @@ def test_what_the_rename_left_open_is_counted(full: FsBackend, desk: Any, disk: 
             raise OSError(errno.EIO, "I/O error")
 
     disk.replace("replace", replace)
-    assert desk.put(full, "lost", record(1)).status is PutStatus.UNKNOWN
+    assert desk.put(full, "lost", record(1), Mode.REPLACE).status is PutStatus.UNKNOWN
     for number in range(20):
         desk.put(full, f"b/{number}", record(number))
         assert bytes_of(folder) <= 10 * PAGE
