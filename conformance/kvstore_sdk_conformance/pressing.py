@@ -8,10 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvstore_sdk.backend import SupportsList, SupportsUsage
 from kvstore_sdk_conformance.failure import CallRaised
 from kvstore_sdk_conformance.memory import INSIDE, Arena
+from kvstore_sdk_conformance.view import View
 
-__all__ = ["LARGE_BYTES", "Running", "changed", "pressing", "took_s", "watched_s", "whatever_it_answers"]
+__all__ = ["LARGE_BYTES", "LATE_S", "Running", "changed", "listing", "pressing", "took_s", "watched_s", "whatever_it_answers"]
+
+LATE_S = 0.5
+"""After its deadline: so late a call may return that is in the middle of a write, or waits for the processor on a busy machine."""
 
 LARGE_BYTES = 4 << 20
 """Takes any store long enough for a deadline to pass in the middle."""
@@ -43,6 +48,16 @@ def whatever_it_answers() -> Iterator[None]:
     """A call that raises is judged by other checks."""
     with contextlib.suppress(CallRaised):
         yield
+
+
+def listing(view: View, timeout_s: float) -> list[tuple[str, Callable[[], Any]]]:
+    """Calls of `list` and `usage`, as far as there are such."""
+    calls: list[tuple[str, Callable[[], Any]]] = []
+    if isinstance(view.backend, SupportsList):
+        calls.append(("list", lambda: view.page(timeout_s=timeout_s)))
+    if isinstance(view.backend, SupportsUsage):
+        calls.append(("usage", lambda: view.usage(timeout_s=timeout_s)))
+    return calls
 
 
 def changed(arena: Arena) -> int | None:

@@ -15,7 +15,7 @@ from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.target import FRESH, Target
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["MIN_CHARACTERS", "canary", "given", "logged", "open_with", "text_options"]
+__all__ = ["MIN_CHARACTERS", "canary", "given", "logged", "open_with", "takes_text", "text_options"]
 
 MIN_CHARACTERS = 6
 """A shorter value turns up in any text by chance."""
@@ -31,7 +31,7 @@ def given(target: Target) -> dict[str, str]:
 def text_options(target: Target) -> list[str]:
     """Names of the secret options that take any text."""
     schema = backend_options(target.target.replace(FRESH, "x"))
-    return [name for name, option in schema.items() if option.secret and _takes_text(option)]
+    return [name for name, option in schema.items() if option.secret and takes_text(option)]
 
 
 def canary(source: random.Random) -> str:
@@ -86,5 +86,6 @@ class _Lines(logging.Handler):
         self._lines.append(line)
 
 
-def _takes_text(option: OptionInfo) -> bool:
+def takes_text(option: OptionInfo) -> bool:
+    """Whether it takes any text."""
     return option.type is str or str in typing.get_args(option.type)

@@ -18,12 +18,10 @@ class Mutant(BackendWrapper):
 
     Attributes:
         breaks: The requirement that has to fail.
-        also: Requirements that may fail as well, although they do not build on that one; each needs a reason beside it.
         profiles: What the suite is run with: its own profile, and those it builds on.
     """
 
     breaks: ClassVar[str]
-    also: ClassVar[Sequence[str]] = ()
     profiles: ClassVar[Sequence[str]] = ()
 
     @classmethod

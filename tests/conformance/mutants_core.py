@@ -588,18 +588,18 @@ class StopsAtTheFirstMiss(MemoryMutant):
         return results
 
 
-class RefusesTheCallOfABadName(MemoryMutant):
+class RaisesForAMissAmongOthers(MemoryMutant):
     breaks = "KV-CORE-17"
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         results = proceed(items)
-        if op == "put" and any(result.status is PutStatus.FAILED for result in results):
-            raise InvalidError("put: bad name")
+        if op == "exists" and len(set(results)) > 1:
+            raise UnavailableError(f"exists of {len(items)} names: some of them are not there")
         return results
 
 
-class FailsTheItemsBehindABadOne(MemoryMutant):
-    """A pipeline that stops at the first error."""
+class StoresNothingBehindWhatIsThere(MemoryMutant):
+    """A pipeline that stops at the first item that was not stored."""
 
     breaks = "KV-CORE-17"
 
@@ -608,8 +608,9 @@ class FailsTheItemsBehindABadOne(MemoryMutant):
         if op != "put":
             return proceed(items)
         for put in items:
-            broken = next((result for result in results if result.status is PutStatus.FAILED), None)
-            results += [broken] if broken is not None else proceed([put])
+            stopped = any(result.status is PutStatus.EXISTS for result in results)
+            skipped = PutResult.failed(UnavailableError(f"put {put.name}: the pipeline was stopped"))
+            results += [skipped] if stopped else proceed([put])
         return results
 
 
@@ -874,8 +875,8 @@ MUTANTS = (
     ReadsFirstAndMeasuresAfterwards,
     CopiesWhenItIsRead,
     StopsAtTheFirstMiss,
-    RefusesTheCallOfABadName,
-    FailsTheItemsBehindABadOne,
+    RaisesForAMissAmongOthers,
+    StoresNothingBehindWhatIsThere,
     FailsTheCallForAnotherSize,
     KeepsRecordsToItself,
     ReadsItsIndexWhenItIsOpened,

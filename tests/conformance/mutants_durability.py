@@ -233,13 +233,11 @@ class CleansUpWhenItsProcessEnds(DurabilityMutant):
         return cls(cls.good(location))
 
 
-# 6: what is left of the killed.
+# 6: what is left of the killed, and listed.
 
 
 class KeepsTemporaryFiles(DurabilityMutant):
     """They are removed by whoever made them, and by nobody else."""
-
-    breaks = "KV-DUR-06"
 
     def one_put(self, put: Put, proceed: Proceed) -> PutResult:
         os.makedirs(f"{self.root}.temp", exist_ok=True)
@@ -256,19 +254,28 @@ class KeepsTemporaryFiles(DurabilityMutant):
 
 
 class ListsTemporaryFiles(KeepsTemporaryFiles):
+    breaks = "KV-DUR-06"
+
     def _list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
         page: ListPage = self.inner.list(prefix, deadline, cursor, limit)
         left = [] if page.cursor else [entry for entry in self.left() if entry.name.startswith(prefix)]
         return replace(page, entries=[*page.entries, *left])
 
 
+# 7: and counted.
+
+
 class CountsTemporaryFiles(KeepsTemporaryFiles):
+    breaks = "KV-DUR-07"
+
     def _usage(self, deadline: Deadline) -> Usage:
         usage: Usage = self.inner.usage(deadline)
         return replace(usage, records=usage.records + len(self.left()))
 
 
 class CountsBytesOfTemporaryFiles(KeepsTemporaryFiles):
+    breaks = "KV-DUR-07"
+
     def _usage(self, deadline: Deadline) -> Usage:
         usage: Usage = self.inner.usage(deadline)
         return replace(usage, used_bytes=usage.used_bytes + 2 * sum(entry.size_bytes for entry in self.left()))

@@ -19,6 +19,7 @@ from kvstore_sdk.backend import (
     GetResult,
     GetStatus,
     InvalidError,
+    KVStoreError,
     PutResult,
     PutStatus,
     UnavailableError,
@@ -170,6 +171,7 @@ class IsDeniedWithItsSecretInTheOpen(WithASecret):
 
 class SaysError(MemoryMutant):
     breaks = "KV-ERR-05"
+    text = "error 22"
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         answers = proceed(items)
@@ -181,10 +183,37 @@ class SaysError(MemoryMutant):
         error = getattr(answer, "error", None)
         if not isinstance(error, BackendError):
             return answer
-        short = type(error)("error 22")
+        short = type(error)(self.text)
         if isinstance(answer, Failure):
             return Failure(short)
         return type(answer)(answer.status, short)
+
+
+class SaysErrorAtLength(SaysError):
+    """The names of all operations are in it, and none of them as a word."""
+
+    text = "the thread's offset was resized already: a counter that was reset, a listener that was deleted_at, input of coexistence"
+
+
+class RaisesWhatItsSystemRaised(FsMutant):
+    breaks = "KV-ERR-06"
+
+    @classmethod
+    def open(cls, location: str) -> Self:
+        try:
+            return super().open(location)
+        except KVStoreError as error:
+            raise RuntimeError(f"cannot open {location}") from error
+
+
+class LooksUpItsOptionInATable(MemoryMutant):
+    breaks = "KV-ERR-06"
+
+    @classmethod
+    def open(cls, location: str, *, codec: str = "none") -> Self:
+        opened = super().open(location)
+        opened.codec = {"none": 0, "lz4": 1}[codec]  # type: ignore[attr-defined]
+        return opened
 
 
 MUTANTS = (
@@ -200,4 +229,7 @@ MUTANTS = (
     IsDeniedWithItsSecret,
     IsDeniedWithItsSecretInTheOpen,
     SaysError,
+    SaysErrorAtLength,
+    RaisesWhatItsSystemRaised,
+    LooksUpItsOptionInATable,
 )

@@ -23,6 +23,7 @@ from kvstore_sdk.backend import (
     Fork,
     GetResult,
     GetStatus,
+    ListPage,
     PutResult,
     PutStatus,
     TimedOutError,
@@ -31,7 +32,7 @@ from kvstore_sdk.backend import (
 
 Proceed = Callable[[Sequence[Any]], Any]
 
-LATE_S = 2.5
+LATE_S = 1.0
 SHORT_S = 0.05
 
 
@@ -313,11 +314,29 @@ class FailsAfterClose(MemoryMutant):
 class FallsOverItsClosedConnection(MemoryMutant):
     breaks = "KV-LIVE-10"
 
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.connected = True
+
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
-        try:
-            return proceed(items)
-        except ClosedError:
-            raise AttributeError("'NoneType' object has no attribute 'execute'") from None
+        if op == "close":
+            result = proceed(items)
+            # Calls that run meanwhile still find it, and that it is closed.
+            time.sleep(0.1)
+            self.connected = False
+            return result
+        if not self.connected:
+            raise AttributeError("'NoneType' object has no attribute 'execute'")
+        return proceed(items)
+
+
+class ListsNothingAfterClose(MemoryMutant):
+    breaks = "KV-LIVE-10"
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        if op == "list" and self.inner._closed:
+            return ListPage((), None)
+        return proceed(items)
 
 
 class WorksInAForkedChildThoughItRefuses(MemoryMutant):
@@ -438,6 +457,7 @@ MUTANTS = (
     RaisesAfterClose,
     FailsAfterClose,
     FallsOverItsClosedConnection,
+    ListsNothingAfterClose,
     WorksInAForkedChildThoughItRefuses,
     RefusesInAForkedChildThoughItWorks,
     HoldsALockOverAFork,

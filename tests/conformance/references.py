@@ -27,6 +27,7 @@ from kvstore_sdk.backend import (
     Put,
     PutResult,
     PutStatus,
+    ReadOnlyError,
     Region,
     TimedOutError,
 )
@@ -41,6 +42,8 @@ __all__ = [
     "open_forking",
     "open_in_doubt",
     "open_narrow",
+    "open_raising_read_only",
+    "open_read_only",
     "open_regions",
     "open_regions_in_doubt",
     "open_slow",
@@ -76,6 +79,14 @@ def open_slow(location: str) -> Slow:
 
 def open_unsure(location: str) -> Unsure:
     return Unsure(open_memory(location.strip("/")))
+
+
+def open_read_only(location: str) -> ReadOnly:
+    return ReadOnly(open_memory(location.strip("/")))
+
+
+def open_raising_read_only(location: str) -> RaisingReadOnly:
+    return RaisingReadOnly(open_memory(location.strip("/")))
 
 
 def open_forking(location: str) -> Forking:
@@ -284,6 +295,29 @@ class Unsure(BackendWrapper):
     @staticmethod
     def _unsure(result: PutResult) -> PutResult:
         return PutResult(PutStatus.UNKNOWN) if result.status is PutStatus.STORED else result
+
+
+class ReadOnly(BackendWrapper):
+    """An archive of others: refuses every put."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, read_only=True)
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        if op == "put" and not self.inner._closed:  # type: ignore[attr-defined]
+            return self.refuse([ReadOnlyError(f"read-only put {put.name}: the store takes no writes") for put in items])
+        return proceed(items)
+
+    def refuse(self, errors: Sequence[ReadOnlyError]) -> Any:
+        return [PutResult.failed(error) for error in errors]
+
+
+class RaisingReadOnly(ReadOnly):
+    """One error for the call as a whole."""
+
+    def refuse(self, errors: Sequence[ReadOnlyError]) -> Any:
+        raise errors[0]
 
 
 class Forking(BackendWrapper):

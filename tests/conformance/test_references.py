@@ -18,6 +18,13 @@ def test_a_right_backend_breaks_nothing(name: str, tmp_path: Path) -> None:
     assert ran.verdict("liveness") == ran.verdict("errors") == "CONFORMANT"
 
 
+@pytest.mark.parametrize("name", ["read_only", "raising_read_only"])
+def test_a_right_backend_that_takes_no_writes_breaks_nothing(name: str, tmp_path: Path) -> None:
+    ran = run_suite(f"references:open_{name}", tmp_path, "core", "liveness", "errors")
+    assert ran.ids("fail") | ran.ids("error") | ran.ids("blocked") | ran.ids("advisory") == set()
+    assert {ran.verdict(profile) for profile in ("core", "liveness", "errors")} == {"CONFORMANT"}
+
+
 def test_what_only_some_backends_have_is_judged_where_it_is(tmp_path: Path) -> None:
     ran = run_suite(
         "references:open_regions_in_doubt", tmp_path, "liveness", "regions", options=[*QUICK, "-k", "settled or regions or region"]

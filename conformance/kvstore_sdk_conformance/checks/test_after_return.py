@@ -11,7 +11,7 @@ from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, NotApplicable, require, show_difference
 from kvstore_sdk_conformance.memory import Arena
-from kvstore_sdk_conformance.pressing import LARGE_BYTES, Running, changed, pressing, took_s, watched_s, whatever_it_answers
+from kvstore_sdk_conformance.pressing import LARGE_BYTES, LATE_S, Running, changed, pressing, took_s, watched_s, whatever_it_answers
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
@@ -19,6 +19,7 @@ from kvstore_sdk_conformance.view import View
 SETTLED_S = 10.0
 """What was in doubt has to be over by then: what a store that answers at all needs for a record."""
 RETURN_S = 2.0
+"""For a call that was closed under, before its memory is watched."""
 
 
 @proves("KV-LIVE-04")
@@ -90,9 +91,14 @@ def test_in_doubt_is_answered_where_it_is_declared_and_with_a_ticket(store: Stor
     count = min(2, view.capabilities.max_batch)
     size = view.fit(min(LARGE_BYTES, run.largest_bytes), 64)
     names = store.names(count)
-    alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in names)))
+    writable = not view.capabilities.read_only
+    if writable:
+        view.store(*((name, Record(size, 1)) for name in names))
+    alone_s = took_s(lambda: view.exists(*names))
+    if writable:
+        alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in store.names(count))))
     for timeout_s in pressing(alone_s):
-        # What a call may answer, and with what, is judged by the view.
+        # What a call may answer, and with what, is judged by the view. A put is asked for also where it is refused.
         with whatever_it_answers():
             view.put_all([(name, Record(size, 1)) for name in store.names(count)], timeout_s=timeout_s)
         with whatever_it_answers():
@@ -108,13 +114,14 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
     with contextlib.ExitStack() as lent:
         read: list[Arena] = []
         put: list[tuple[str, int]] = []
+        lates_s: list[float] = []
         for tag, timeout_s in enumerate((timeout_s for timeout_s in pressing(alone_s) if timeout_s > 0), 2):
             # One buffer an arena: each is free when its own ticket is settled.
             arenas = [lent.enter_context(view.lend([size])) for _ in there]
             gets = [Get(name, tuple(arena.buffers)) for name, arena in zip(there, arenas, strict=True)]
             results: list[GetResult] = view.raw("get", gets, timeout_s, settle=False)
             doubtful = [arena for arena, result in zip(arenas, results, strict=True) if result.status is GetStatus.IN_DOUBT]
-            _settle(view, [result.ticket for result in results if result.status is GetStatus.IN_DOUBT], doubtful)
+            _settle(view, [result.ticket for result in results if result.status is GetStatus.IN_DOUBT], doubtful, lates_s)
             read += doubtful
 
             names = store.names(count)
@@ -124,10 +131,13 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
             puts = [Put(name, tuple(arena.buffers)) for name, arena in zip(names, arenas, strict=True)]
             answers: list[PutResult] = view.raw("put", puts, timeout_s, settle=False)
             doubtful = [arena for arena, answer in zip(arenas, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
-            _settle(view, [answer.ticket for answer in answers if answer.status is PutStatus.IN_DOUBT], doubtful)
+            _settle(view, [answer.ticket for answer in answers if answer.status is PutStatus.IN_DOUBT], doubtful, lates_s)
             put += [(name, tag) for name, answer in zip(names, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
         if not read and not put:
             raise NotApplicable("no call was in doubt, although deadlines passed in the middle of calls")
+        # The best of them: a busy machine makes one late, a backend all.
+        expected = f"settle to return at once, as its deadline has passed, or {LATE_S:g} s later"
+        require(min(lates_s) <= LATE_S, expected, f"its return {min(lates_s):.1f} s later, at best of {len(lates_s)} calls")
         time.sleep(watched_s(alone_s))
         for arena in read:
             at = changed(arena)
@@ -136,16 +146,16 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
             _check_unread(view, name, [Record(size, tag)], "a put that was in doubt, when settle had said True")
 
 
-def _settle(view: View, tickets: Sequence[object], arenas: Sequence[Arena]) -> None:
-    """Ask, first without time, until each is over; what is over is painted at once."""
+def _settle(view: View, tickets: Sequence[object], arenas: Sequence[Arena], lates_s: list[float]) -> None:
+    """Ask, first without time, until each is over; what is over is painted at once. `lates_s` takes how late the first answer was."""
     left = list(zip(tickets, arenas, strict=True))
     until_s = time.monotonic() + SETTLED_S
     timeout_s = -1.0
     while left:
         began_s = time.monotonic()
         over = view.ask_settled([ticket for ticket, _ in left], timeout_s)
-        late_s = time.monotonic() - began_s - max(0.0, timeout_s)
-        require(late_s < RETURN_S, "settle to return by its deadline", f"its return {late_s:.1f} s later")
+        if timeout_s < 0:
+            lates_s.append(time.monotonic() - began_s)
         for (_, arena), done in zip(left, over, strict=True):
             if done:
                 arena.paint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,20 +16,18 @@ from kvstore_sdk.backend import (
     Put,
     PutStatus,
     SupportsDelete,
-    SupportsList,
-    SupportsUsage,
     TimedOutError,
 )
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import require
-from kvstore_sdk_conformance.pressing import pressing, took_s, whatever_it_answers
+from kvstore_sdk_conformance.pressing import LATE_S, listing, pressing, took_s, whatever_it_answers
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
-GRACE_S = 2.0
-"""For a call that is due. What is in the middle of a write, or waits for the processor on a busy machine, needs some."""
+TRIES = 3
+"""Of a call that was late."""
 DEADLINES_S = (0.05, 0.5)
 ITEMS = 64
 ITEM_BYTES = 256 << 10
@@ -78,9 +77,7 @@ def test_a_call_whose_deadline_has_passed_returns_at_once_and_lies_not(store: St
             require(answer is DeleteStatus.DELETED or _timed_out(answer), f"DELETED, or a Failure with TimedOutError, for {name}", answer)
             if answer is DeleteStatus.DELETED:
                 view.check_missing(name, size, note="delete answered DELETED, when its deadline had passed")
-    for op, call in _listing(view, LONG_OVER_S):
-        with whatever_it_answers():
-            _at_once(op, call)
+    _require_all_prompt(store, view, old, size, LONG_OVER_S)
 
 
 @proves("KV-LIVE-02")
@@ -100,35 +97,75 @@ def test_an_exists_that_runs_out_of_time_says_not_false(store: Store, view: View
 @proves("KV-LIVE-03")
 def test_every_call_returns_by_its_deadline(store: Store, view: View, run: Run) -> None:
     count = min(ITEMS, view.capabilities.max_batch)
-    shapes = [(count, view.fit(min(ITEM_BYTES, run.largest_bytes))), (1, view.fit(min(LARGEST_BYTES, run.largest_bytes), 2))]
+    shapes = [(count, view.fit(min(ITEM_BYTES, run.largest_bytes), 16 * count)), (1, view.fit(min(LARGEST_BYTES, run.largest_bytes), 16))]
     for items, size in shapes:
+        there = store.names(items)
+        if not view.capabilities.read_only:
+            view.store(*((name, Record(size, 1)) for name in there))
         for timeout_s in DEADLINES_S:
-            names = store.names(items)
-            with view.lend([size] * items) as arena:
-                for buffer in arena.buffers:
-                    buffer.view[:] = Record(size, 1).bytes
-                calls: list[tuple[str, Sequence[Any]]] = [
-                    ("exists", names),
-                    ("put", [Put(name, (buffer,)) for name, buffer in zip(names, arena.buffers, strict=True)]),
-                    ("put", [Put(name, (buffer,), Mode.REPLACE) for name, buffer in zip(names, arena.buffers, strict=True)]),
-                    ("get", [Get(name, (buffer,)) for name, buffer in zip(names, arena.buffers, strict=True)]),
-                    ("exists", names),
-                ]
-                if isinstance(view.backend, SupportsDelete):
-                    calls.append(("delete", names))
-                for op, asked in calls:
-                    # That it returns is judged by the view, and what it answers by other checks.
-                    with whatever_it_answers():
-                        view.raw(op, asked, timeout_s, grace_s=GRACE_S)
-            for op, call in _listing(view, timeout_s):
-                with whatever_it_answers():
-                    view.watched(op, call, timeout_s, grace_s=GRACE_S)
+            _require_all_prompt(store, view, there, size, timeout_s)
+
+
+def _require_all_prompt(store: Store, view: View, there: Sequence[str], size: int, timeout_s: float) -> None:
+    """Every method returns by its deadline: of these records, which have this size, and of as many new ones."""
+    with view.lend([size] * len(there)) as arena:
+        for buffer in arena.buffers:
+            buffer.view[:] = Record(size, 1).bytes
+
+        def puts(names: Sequence[str], mode: Mode) -> Sequence[Put]:
+            return [Put(name, (buffer,), mode) for name, buffer in zip(names, arena.buffers, strict=True)]
+
+        def doomed() -> Sequence[str]:
+            names = store.names(len(there))
+            view.store(*((name, Record(view.fit(1), 1)) for name in names))
+            return names
+
+        calls: list[tuple[str, Callable[[], Sequence[Any]]]] = [
+            ("exists", lambda: there),
+            ("put", lambda: puts(store.names(len(there)), Mode.CREATE)),
+            ("put", lambda: puts(there, Mode.REPLACE)),
+            ("get", lambda: [Get(name, (buffer,)) for name, buffer in zip(there, arena.buffers, strict=True)]),
+        ]
+        if isinstance(view.backend, SupportsDelete):
+            calls.append(("delete", lambda: there if view.capabilities.read_only else doomed()))
+        calls += [(op, tuple) for op, _ in listing(view, timeout_s)]
+        for op, items in calls:
+            _require_prompt(store, view, op, items, timeout_s)
+
+
+def _require_prompt(store: Store, view: View, op: str, items: Callable[[], Sequence[Any]], timeout_s: float) -> None:
+    """The best of a few calls is not late: a busy machine makes one of them late, a backend each."""
+    best_s = math.inf
+    for _ in range(TRIES):
+        best_s = min(best_s, _late_s(view, op, items(), timeout_s))
+        if best_s <= LATE_S:
+            break
+    store.figures["late_s"] = max(store.figures.get("late_s", 0.0), best_s)
+    when = f"by its deadline, {timeout_s:g} s away" if timeout_s > 0 else "at once, as its deadline has passed"
+    require(best_s <= LATE_S, f"{op} to return {when}, or {LATE_S:g} s later", f"its return {best_s:.1f} s later, at best of {TRIES} calls")
+
+
+def _late_s(view: View, op: str, items: Sequence[Any], timeout_s: float) -> float:
+    """How long after its deadline a call returns. What it answers is judged by other checks."""
+    call = dict(listing(view, timeout_s)).get(op, lambda: view.raw(op, items, timeout_s, settle=False))
+    answer: Any = None
+    began_s = time.monotonic()
+    with whatever_it_answers():
+        answer = call()
+    late_s = time.monotonic() - began_s - max(0.0, timeout_s)
+    if isinstance(answer, list):
+        _settle(view, answer)
+    return late_s
+
+
+def _settle(view: View, results: Sequence[Any]) -> None:
+    if tickets := [result.ticket for result in results if getattr(result, "status", None) in (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT)]:
+        view.settle(tickets)
 
 
 def _over(view: View, op: str, items: Sequence[Any]) -> Any:
-    results = _at_once(op, lambda: view.raw(op, items, LONG_OVER_S, settle=False))
-    if tickets := [result.ticket for result in results if getattr(result, "status", None) in (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT)]:
-        view.settle(tickets)
+    results = view.raw(op, items, LONG_OVER_S, settle=False)
+    _settle(view, results)
     return results
 
 
@@ -137,23 +174,6 @@ def _put_over(view: View, names: Sequence[str], size: int, mode: Mode) -> Any:
         for buffer in arena.buffers:
             buffer.view[:] = Record(size, 2).bytes
         return _over(view, "put", [Put(name, (buffer,), mode) for name, buffer in zip(names, arena.buffers, strict=True)])
-
-
-def _at_once(op: str, call: Callable[[], Any]) -> Any:
-    began_s = time.monotonic()
-    answer = call()
-    seconds = time.monotonic() - began_s
-    require(seconds < GRACE_S, f"{op} to return at once, its deadline has passed", f"its return after {seconds:.1f} s")
-    return answer
-
-
-def _listing(view: View, timeout_s: float) -> list[tuple[str, Callable[[], Any]]]:
-    calls: list[tuple[str, Callable[[], Any]]] = []
-    if isinstance(view.backend, SupportsList):
-        calls.append(("list", lambda: view.page(timeout_s=timeout_s)))
-    if isinstance(view.backend, SupportsUsage):
-        calls.append(("usage", lambda: view.usage(timeout_s=timeout_s)))
-    return calls
 
 
 def _timed_out(answer: object) -> bool:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore_sdk.backend import ConfigError, Mode, PutStatus, SupportsUsage, Usage
+from kvstore_sdk.backend import ConfigError, Mode, PutStatus
 from kvstore_sdk_conformance.check import proves
+from kvstore_sdk_conformance.counting import is_counted
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require
 from kvstore_sdk_conformance.run import Run
@@ -108,12 +109,11 @@ def test_what_is_stored_is_there_after_close(store: Store) -> None:
 
 
 @proves("KV-DUR-06")
-def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, run: Run) -> None:
+def test_what_killed_writers_left_is_not_listed(store: Store, run: Run) -> None:
     first = store.open()
     small, large = first.fit(SMALL), first.fit(LARGE)
     sizes = dict.fromkeys(store.names(3), small)
     first.store(*((name, Record(small, 1)) for name in sizes))
-    empty_bytes = first.usage().used_bytes - 3 * small if isinstance(first.backend, SupportsUsage) else 0
     watching = _only_if_shared(store, first)
     for turn in range(_kills(run)):
         names = store.names(4)
@@ -127,9 +127,22 @@ def test_what_killed_writers_left_is_neither_listed_nor_counted(store: Store, ru
                 strange = [f"{name} ({size} bytes)" for name, size in listed.items() if size not in (sizes.get(name), late.get(name))]
                 require(not strange, "the records that are there, after a writer was killed", f"also {strange}")
                 require(late or listed == sizes, "every record that is there", f"{len(listed)} of {len(sizes)}", breaks="KV-LIST-01")
-        if isinstance(view.backend, SupportsUsage):
-            # Half of what was being written is room for what a store needs of its own.
-            _require_counted(view, sizes, empty_bytes + sum(sizes.values()) + large // 2)
+        view.close()
+
+
+@proves("KV-DUR-07")
+def test_what_killed_writers_left_is_not_counted(store: Store, run: Run) -> None:
+    first = store.open()
+    small, large = first.fit(SMALL), first.fit(LARGE)
+    empty_bytes = first.usage().used_bytes
+    sizes = dict.fromkeys(store.names(3), small)
+    first.store(*((name, Record(small, 1)) for name in sizes))
+    _only_if_shared(store, first)
+    for turn in range(_kills(run)):
+        names = store.names(4)
+        _kill(store, names, large, batch=1, puts=WARM, fraction=FRACTIONS[turn])
+        view = _open_again(store)
+        sizes = _require_counted(view, sizes, dict.fromkeys(names, large), empty_bytes)
         view.close()
 
 
@@ -291,14 +304,17 @@ def _store_by(view: View, name: str, record: Record, mode: Mode, end_s: float, w
         view.check_found(name, record)
 
 
-def _require_counted(view: View, sizes: dict[str, int], most_bytes: int) -> None:
-    def is_right(usage: Usage) -> bool:
-        return usage.records == len(sizes) and usage.used_bytes <= most_bytes
+def _require_counted(view: View, sizes: dict[str, int], others: dict[str, int], empty_bytes: int) -> dict[str, int]:
+    """Usage counts these records, and of the others those that are there. Returns all of them."""
 
-    until(lambda: is_right(view.usage()), AGAIN_S)
-    expected = f"{len(sizes)} records of together {sum(sizes.values())} bytes in usage, after a writer was killed"
-    usage = view.usage()
-    require(is_right(usage), expected, usage)
+    def there() -> dict[str, int]:
+        return sizes | {name: size for name, size in others.items() if view.exists(name) == [True]}
+
+    until(lambda: is_counted(view.usage(), there(), empty_bytes), AGAIN_S)
+    usage, found = view.usage(), there()
+    expected = f"{len(found)} records of together {sum(found.values())} bytes in usage, after a writer was killed"
+    require(is_counted(usage, found, empty_bytes), expected, usage)
+    return found
 
 
 def _only_if_shared(store: Store, first: View) -> View | None:

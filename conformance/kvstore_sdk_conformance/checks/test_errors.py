@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any
 
 from kvstore_sdk.backend import (
@@ -23,7 +24,8 @@ from kvstore_sdk_conformance.pressing import whatever_it_answers
 from kvstore_sdk_conformance.provoke import Provoked, names_outside, path_of, provoke, texts_of
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.secrecy import MIN_CHARACTERS, canary, given, logged, open_with, text_options
-from kvstore_sdk_conformance.store import FixtureError, Store
+from kvstore_sdk_conformance.store import OPEN_S, FixtureError, Store
+from kvstore_sdk_conformance.unusable import error_of_opening, is_foreign, unusable
 from kvstore_sdk_conformance.view import View
 
 TRIES = 3
@@ -126,6 +128,21 @@ def test_an_error_names_what_it_is_about(store: Store, view: View) -> None:
             )
 
 
+@proves("KV-ERR-06")
+def test_what_cannot_be_opened_is_told_by_an_error_of_the_tree(store: Store, run: Run) -> None:
+    raised = 0
+    for how, place in unusable(store.place, run.target):
+        error = error_of_opening(place, OPEN_S)
+        raised += error is not None
+        expected = f"ConfigError or a BackendError from opening with {how}, or that it opens"
+        # What opens has a use for it, and what any other exception is made into here says whose fault it is.
+        require(error is None or not is_foreign(error), expected, f"{type(error).__name__}: {error}")
+        for name, secret in given(run.target).items():
+            _check_hidden(name, secret, [(f"an error of opening with {how}", text) for text in texts_of(error)])
+    if not raised:
+        raise NotApplicable("it opens with whatever location and text options it is given")
+
+
 def _refusal(view: View, op: str, name: str, size: int) -> Any:
     answer: Any = None
     for _ in range(TRIES):
@@ -165,15 +182,16 @@ def _check_hidden(name: str, secret: str, said: list[tuple[str, str]]) -> None:
 
 
 _WORDS = {
-    "exists": ("exist", "look", "stat", "head", "find"),
-    "put": ("put", "stor", "writ", "upload", "sav", "set"),
-    "get": ("get", "load", "read", "download", "fetch"),
-    "delete": ("delet", "remov", "unlink"),
-    "list": ("list", "scan", "walk", "enumerat"),
-    "usage": ("usage", "used", "count", "size", "walk"),
+    "exists": re.compile(r"\b(exists?|look(s|ed|ing)?([ -]?up)?|stat|head|find(s|ing)?)\b"),
+    "put": re.compile(r"\b(put(s|ting)?|stor(e|es|ed|ing)|writ(e|es|ten|ing)|upload(s|ed|ing)?|sav(e|es|ed|ing))\b"),
+    "get": re.compile(r"\b(get(s|ting)?|load(s|ed|ing)?|read(s|ing)?|download(s|ed|ing)?|fetch(es|ed|ing)?)\b"),
+    "delete": re.compile(r"\b(delet(e|es|ed|ing)|remov(e|es|ed|ing)|unlink(s|ed|ing)?)\b"),
+    "list": re.compile(r"\b(list(s|ed|ing)?|scan(s|ned|ning)?|walk(s|ed|ing)?|enumerat(e|es|ed|ing))\b"),
+    "usage": re.compile(r"\b(usage|count(s|ed|ing)?)\b"),
 }
+"""What vendors call the operations, as whole words."""
 
 
 def _names(message: str, what: Provoked) -> bool:
     named = bool(what.name) and (what.name.lower() in message or repr(what.name)[1:-1].lower() in message)
-    return named or any(word in message for word in _WORDS[what.op])
+    return named or _WORDS[what.op].search(message) is not None
