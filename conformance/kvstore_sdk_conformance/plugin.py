@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 __all__ = ["NO_BACKEND", "PACKAGE", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 
 PACKAGE = "kvstore_sdk_conformance"
+TOLD = "KVSTORE_CONFORMANCE_EXIT_CODE"
 NO_BACKEND = "kvstore-sdk conformance: no backend: give --kvstore-backend=TARGET, a URL, the name of a backend, or module:factory"
 
 
@@ -49,6 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Session.begin(config), "kvstore-conformance-session")
     elif any(str(argument).startswith(PACKAGE) for argument in config.args):
         raise pytest.UsageError(NO_BACKEND)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the command how the run ended: a backend may end this process with another code."""
+    if (told := os.environ.get(TOLD)) and not hasattr(session.config, "workerinput"):
+        Path(told).write_text(str(int(session.exitstatus)), encoding="ascii")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:

@@ -1,15 +1,19 @@
 """`kvstore conformance`: the conformance suite, for people who do not know pytest.
 
-The suite stands above the SDK, so nothing of it is imported here: this very process turns into the one that runs it, and its exit code is
-that one's.
+The suite stands above the SDK, so nothing of it is imported here: it runs in a process of its own, which a backend may take down with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,11 @@ from typing import Any
 __all__ = ["add_command"]
 
 SUITE = "kvstore_sdk_conformance"
-EXIT_USAGE = 4  # as pytest's
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 4  # as pytest's
+LINGER_S = 10.0
+"""For what a backend does when Python ends; threads that never end keep a process for ever."""
+POLL_S = 0.2
+TOLD = "KVSTORE_CONFORMANCE_EXIT_CODE"
 VARIABLE = "KVSTORE_CONFORMANCE_OPTION"
 # What would add options or plugins of another project to the run.
 MISLEADING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
@@ -54,7 +62,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become the suite. Returns only when it cannot be started."""
+    """Run the suite, and return its exit code."""
     found = importlib.util.find_spec(SUITE)
     wanted = [SUITE] if arguments.list or arguments.explain else [SUITE, "pytest", "hypothesis"]
     if missing := [name for name in wanted if importlib.util.find_spec(name) is None]:
@@ -63,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     assert found.submodule_search_locations is not None
     if arguments.list or arguments.explain:
         asked = [f"--explain={id_}" for id_ in arguments.explain] or ["--list", *_all("--profile", arguments.profile)]
-        return _become([SUITE, *asked], {})
+        return subprocess.run([sys.executable, "-m", SUITE, *asked], env=_environment()).returncode
     if arguments.target is None:
         return _refuse("no backend: name a TARGET: a URL, the name of a backend, or module:factory")
     options, values = _hidden(arguments.option)
@@ -78,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             command.append(f"--kvstore-{name}={value}")
     command += ["--kvstore-strict"] if arguments.strict else []
     command += [f"-k={arguments.expression}"] if arguments.expression is not None else []
-    return _become(command, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **values})
+    return _run(command, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **values})
 
 
 def _all(flag: str, values: Sequence[str]) -> list[str]:
@@ -99,13 +107,53 @@ def _hidden(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return shown, values
 
 
-def _become(arguments: Sequence[str], variables: dict[str, str]) -> int:
-    """Replace this process, so that signals and the exit code need no relay."""
-    environment = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+def _run(arguments: Sequence[str], variables: dict[str, str]) -> int:
+    """Run a module of Python, and return its exit code.
+
+    A backend may end the process that tests it, with any code, or keep it from ending. So success counts only if the suite has said so, in
+    a file; and once it has, the process gets `LINGER_S` to end.
+    """
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", *arguments], environment | variables)
+    with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
+        told = Path(folder) / "exit-code"
+        process = subprocess.Popen([sys.executable, "-m", *arguments], env=_environment() | variables | {TOLD: str(told)})
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            code = _wait(process, told)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        said = int(told.read_text()) if told.exists() else None
+    if code is None:
+        return said or EXIT_OK
+    if code < 0:
+        return _refuse(f"the run was ended by {signal.Signals(-code).name}", EXIT_FAILED)
+    if code == EXIT_OK and said is None:
+        return _refuse("the backend ended the process before the run was over: no verdict", EXIT_FAILED)
+    return code or said or EXIT_OK
 
 
-def _refuse(problem: str) -> int:
+def _wait(process: subprocess.Popen[bytes], told: Path) -> int | None:
+    """The exit code; None when the process had said its own and did not end."""
+    end_s = math.inf
+    while True:
+        try:
+            return process.wait(POLL_S)
+        except KeyboardInterrupt:
+            # The process got it as well, and says how far it came.
+            continue
+        except subprocess.TimeoutExpired:
+            if told.exists():
+                end_s = min(end_s, time.monotonic() + LINGER_S)
+            if time.monotonic() >= end_s:
+                process.kill()
+                process.wait()
+                return None
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in MISLEADING}
+
+
+def _refuse(problem: str, code: int = EXIT_USAGE) -> int:
     print(f"kvstore conformance: {problem}", file=sys.stderr)
-    return EXIT_USAGE
+    return code
