@@ -18,7 +18,7 @@ from kvstore_sdk.tier import JobResult, Lookup, Tier, TierSettings
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show, show_difference
 from kvstore_sdk_conformance.view import Got, View
 
-__all__ = ["TRIES", "VISIBLE_S", "Borrowed", "Engine", "identity", "overwrite", "payload_sizes", "read"]
+__all__ = ["TRIES", "Borrowed", "Engine", "identity", "overwrite", "payload_sizes", "read"]
 
 PAYLOAD_BYTES = (900, 5000, 70_000, 300_000)
 """Of one chunk of each group: no whole number of pages, so that every record ends in padding."""
@@ -29,8 +29,6 @@ LIMIT_S = 60.0
 ROWS = 64
 TRIES = 8
 """Of what a store may answer with UNKNOWN or IN_DOUBT now and then."""
-VISIBLE_S = 10.0
-"""For a store that does not declare read_after_write."""
 
 
 def payload_sizes(capabilities: Capabilities, largest: int = 300_000) -> tuple[int, ...]:

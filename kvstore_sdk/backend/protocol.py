@@ -95,7 +95,7 @@ class Capabilities:
         max_concurrency: Most calls at the same time, from different threads.
         max_name_bytes: Longest name. The SDK's own are at most 179 bytes.
         shared: Other processes, or hosts, that open the same location see the same records.
-        read_after_write: What a put STORED, the next `exists` and `get` of any process find.
+        read_after_write: What a put STORED, the next `exists` and `get` of any process find. False: they do so within 10 seconds.
         read_only: Every put is refused.
         durability: What a STORED record survives.
         in_doubt: Items may answer IN_DOUBT; then `SupportsSettle` is implemented too.

@@ -11,10 +11,8 @@ from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import require
 from kvstore_sdk_conformance.steps import create, look, remove, until
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.view import View
+from kvstore_sdk_conformance.view import VISIBLE_S, View
 
-LATE_S = 10.0
-"""What a store that does not declare read_after_write gets before a record has to be found elsewhere."""
 SIZES = (1, 4096, 65536, 1 << 20)
 ROUNDS = 12
 ROUND_S = 0.005
@@ -33,7 +31,7 @@ def test_another_process_finds_what_is_stored(store: Store, view: View) -> None:
     for size in sizes:
         view.store((after[size], Record(size, 2)))
         child.store([theirs[size]], size, 3)
-    wait_s = 0.0 if view.capabilities.read_after_write else LATE_S
+    wait_s = 0.0 if view.capabilities.read_after_write else VISIBLE_S
     for names, tag, when in ((before, 1, "before it opened the location"), (after, 2, "while it had the location open")):
         for size, name in names.items():
             _wait_found(child, name, size, wait_s)

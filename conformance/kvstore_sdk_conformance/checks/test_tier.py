@@ -19,9 +19,9 @@ from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require, show
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.store import Store
-from kvstore_sdk_conformance.tier_driver import TRIES, VISIBLE_S, Borrowed, Engine, identity, overwrite, payload_sizes, read
+from kvstore_sdk_conformance.tier_driver import TRIES, Borrowed, Engine, identity, overwrite, payload_sizes, read
 from kvstore_sdk_conformance.tier_faults import FIRST_SCRIPT, Faults, tell
-from kvstore_sdk_conformance.view import View
+from kvstore_sdk_conformance.view import VISIBLE_S, View
 
 SDK_LOG = logging.getLogger("kvstore_sdk")
 SHA256_BYTES = 32
