@@ -52,10 +52,11 @@ def _listed(profiles: frozenset[Profile]) -> Iterator[str]:
 
 def _explained(ids: Iterable[str]) -> Iterator[str]:
     for number, id_ in enumerate(ids):
-        if id_.upper() not in BY_ID:
+        requirement = BY_ID.get(id_.strip().upper())
+        if requirement is None:
             raise ConfigError("conformance", "explain", f"{id_!r} is no requirement; kvstore conformance --list shows them")
         yield from [""] * bool(number)
-        yield from _explanation(BY_ID[id_.upper()])
+        yield from _explanation(requirement)
 
 
 def _explanation(requirement: Requirement) -> Iterator[str]:

@@ -12,6 +12,7 @@ from kvstore_sdk.backend import (
     Capabilities,
     Deadline,
     Durability,
+    KVStoreError,
     SupportsDelete,
     SupportsList,
     SupportsRegions,
@@ -22,7 +23,7 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_conformance.callers import Callers, HungError
 from kvstore_sdk_conformance.requirement import Level, Need, Profile, Requirement
 from kvstore_sdk_conformance.requirements import REQUIREMENTS
-from kvstore_sdk_conformance.target import FRESH, Target
+from kvstore_sdk_conformance.target import FRESH, Place, Target
 
 __all__ = ["DEFAULT_PROFILES", "Offer"]
 
@@ -71,7 +72,7 @@ class Offer:
         place = target.fresh()
         callers = Callers()
         try:
-            backend = callers.run(place.open, LOOK_S)
+            backend = _open(target, place, callers)
             try:
                 schema = backend_options(target.target.replace(FRESH, "x"))
                 found: Offer = callers.run(lambda: cls._of(backend), LOOK_S)
@@ -105,6 +106,16 @@ class Offer:
     def claims(self, profile: Profile) -> bool:
         """Whether at least one MUST of the profile applies."""
         return any(r.profile is profile and r.level is Level.MUST and self.missing(r) is None for r in REQUIREMENTS)
+
+
+def _open(target: Target, place: Place, callers: Callers) -> Backend:
+    try:
+        backend: Backend = callers.run(place.open, LOOK_S)
+        return backend
+    except KVStoreError as error:
+        if target.hint and getattr(error, "field", "location") == "location":
+            raise BackendError(f"{error} ({target.hint})") from error
+        raise
 
 
 def _lacks(backend: Backend) -> set[Need]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from kvstore_sdk.backend import Backend, ConfigError, backend_options, open_backend
 
@@ -27,7 +27,7 @@ class Place:
         target: As `open_backend` takes it.
         options: Options of the backend.
         location: None where the target is a URL, which says it itself.
-        folder: A temporary folder that everything of the location lies in, if the suite made one.
+        folder: A folder that everything of the location lies in and nothing else: it is removed in the end. None: there may be none.
         import_path: What a process that opens it has to have on its `sys.path`.
     """
 
@@ -46,7 +46,7 @@ class Place:
         return open_backend(self.target, self.options, location=self.location)
 
     def discard(self) -> None:
-        """Remove the folder, if the suite made one. What lies elsewhere is removed record by record, by whoever stored it."""
+        """Remove the folder, if there is one. What lies elsewhere is removed record by record, by whoever stored it."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -72,6 +72,13 @@ class Target:
     import_path: tuple[str, ...] = ()
 
     @property
+    def hint(self) -> str:
+        """What to know of the location when it cannot be opened; "" if it is as it was given."""
+        if self.location is not None or FRESH in self.target or "://" not in self.target:
+            return ""
+        return f"a new segment is put at the end of the URL for each check; {FRESH} in the URL says where else a new name goes"
+
+    @property
     def shown(self) -> str:
         """The target without what its URL carries as options, which may be secret."""
         url, query, _ = self.target.partition("?")
@@ -83,11 +90,12 @@ class Target:
         if self.location is not None:
             if FRESH not in self.location:
                 raise ConfigError("conformance", "location", f"must hold {FRESH}, which stands for a name that is new each time")
-            return self._place(self.target, self.location.replace(FRESH, name), None)
-        if FRESH in self.target:
-            return self._place(self.target.replace(FRESH, name), None, None)
-        if "://" in self.target or self.target.endswith(":"):
-            return self._place(_below(self.target, name), None, None)
+            location = self.location.replace(FRESH, name)
+            return self._place(self.target, location, _own_folder(location, name))
+        if "://" in self.target or self.target.endswith(":") or FRESH in self.target:
+            url = self.target.replace(FRESH, name) if FRESH in self.target else _below(self.target, name)
+            parts = urlsplit(url)
+            return self._place(url, None, None if parts.netloc else _own_folder(unquote(parts.path), name))
         folder = tempfile.mkdtemp(prefix="kvstore-conformance-")
         return self._place(self.target, str(Path(folder) / name), folder)
 
@@ -99,6 +107,13 @@ class Target:
 
     def _place(self, target: str, location: str | None, folder: str | None) -> Place:
         return Place(target, self.options, location, folder, self.import_path)
+
+
+def _own_folder(path: str, name: str) -> str | None:
+    """The folder of this new name, of which nobody else knows, if the location is a path of this machine."""
+    whole = Path(path)
+    parts = next((number for number, part in enumerate(whole.parts, 1) if name in part), 0)
+    return str(Path(*whole.parts[:parts])) if whole.is_absolute() and parts else None
 
 
 def _below(url: str, name: str) -> str:
