@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore_sdk_conformance.failure import ConformanceFailure
@@ -25,6 +25,7 @@ END_S = 10.0
 """For the kernel, to end a process that was killed, and for what it wrote to be read."""
 _READ_BYTES = 1 << 16
 _LOOK_S = 0.002
+_SHOWN = 2
 
 
 class Child:
@@ -34,11 +35,13 @@ class Child:
     backend started and left behind end with `discard`, not with `kill`: they may be where its records are.
 
     Args:
+        log: Takes what the process is told, as comments of a script.
         shared: Whether the backend declares that processes share a location: then one that cannot open it breaks that.
     """
 
-    def __init__(self, place: Place, *, shared: bool) -> None:
+    def __init__(self, place: Place, *, shared: bool, log: Callable[[str], None]) -> None:
         self._place = place
+        self._tell = log
         self._shared = shared
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         paths = [*place.import_path, *sys.path]
@@ -60,6 +63,7 @@ class Child:
         Raises:
             ConformanceFailure: it could not.
         """
+        self._tell("# another process opens the location")
         # By a pipe, not by the command line: options may be secret.
         self.post(**self._place.to_json())
         answer = self.receive(START_S)
@@ -70,6 +74,9 @@ class Child:
     def post(self, **command: Any) -> None:
         """Send a command, and wait for nothing."""
         assert self._process.stdin is not None
+        if "do" in command:
+            told = ", ".join(f"{name}={_short(value)}" for name, value in command.items() if name != "do")
+            self._tell(f"# another process: {command['do']}({told})")
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
@@ -142,6 +149,7 @@ class Child:
     def kill(self) -> None:
         """`kill -9`, and read what the process wrote before. Idempotent."""
         if self._process.returncode is None:
+            self._tell("# another process: kill -9")
             os.kill(self.pid, signal.SIGKILL)
             self._wait(END_S)
             self._drain()
@@ -198,3 +206,9 @@ class Child:
             if not piece:
                 return
             self._rest += piece
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and len(value) > _SHOWN:
+        return f"[{', '.join(map(repr, value[:_SHOWN]))}, and {len(value) - _SHOWN} more]"
+    return repr(value)

@@ -59,7 +59,8 @@ class Result:
         seen: What there was instead.
         note: Where and when.
         reason: Why it was not judged, or why it deviates.
-        replay: Lines of Python that show it again.
+        replay: The calls that led to it, as lines of Python.
+        replays: Whether these lines show it again, all by themselves.
         traceback: Of the backend's own code.
         check: Node id of the check that says so.
         seconds: What its checks took.
@@ -75,6 +76,7 @@ class Result:
     note: str = ""
     reason: str = ""
     replay: Sequence[str] = ()
+    replays: bool = False
     traceback: str = ""
     check: str = ""
     seconds: float = 0.0
@@ -103,7 +105,7 @@ class Result:
         }
 
 
-_OWN = ("expected", "seen", "note", "reason", "blockers", "replay", "traceback", "check", "seconds", "figures", "met_by")
+_OWN = ("expected", "seen", "note", "reason", "blockers", "replay", "replays", "traceback", "check", "seconds", "figures", "met_by")
 
 
 # The worst of several checks of one requirement counts.
@@ -158,7 +160,7 @@ def _as_own(result: Result) -> Result:
 
 
 def _block(results: dict[str, Result], broken: set[str]) -> None:
-    """Turn what builds on `broken`, at any distance, into blocked results. Each names what has to be mended first, nothing that is blocked."""
+    """Turn what builds on `broken`, at any distance, into blocked results. Each names what has to be mended first."""
     every = _broken(results)
     roots = {id_ for id_ in every if results[id_].status is Status.DEVIATION or not below(id_) & broken}
     for id_, result in results.items():

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kvstore_sdk.backend import Mode
 from kvstore_sdk_conformance import store
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.target import Target
 
-__all__ = ["Mode", "Record", "Store", "as_script"]
-
-_LONG_NAME = re.compile(r"'v1/[^']{40,}'")
+__all__ = ["Mode", "Record", "Store"]
 
 
 class Store(store.Store):
@@ -24,11 +21,3 @@ class Store(store.Store):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         super().__init__(Target(target, options or {}, location, (os.getcwd(),)), "replay")
-
-
-def as_script(calls: Sequence[str]) -> list[str]:
-    """The calls, with a variable for each long name."""
-    names = dict.fromkeys(name for call in calls for name in _LONG_NAME.findall(call))
-    variables = {name: f"n{number}" for number, name in enumerate(names, 1)}
-    short = [_LONG_NAME.sub(lambda found: variables[found[0]], call) for call in calls]
-    return [*(f"{variable} = {name}" for name, variable in variables.items()), *short]

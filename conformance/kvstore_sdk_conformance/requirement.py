@@ -60,7 +60,7 @@ class Need(Enum):
     DELETE = "the backend does not implement SupportsDelete"
     LIST = "the backend does not implement SupportsList"
     USAGE = "the backend does not implement SupportsUsage"
-    BOUNDED = "the backend has no capacity of at most 256 MiB; give it one with --kvstore-option, such as max_bytes=64MiB"
+    BOUNDED = "the backend has no capacity of at most 256 MiB; give it one with an option, such as max_bytes=64MiB"
     REGIONS = "the backend does not implement SupportsRegions"
     SECRETS = "no option of the backend has a name that says it is secret"
     VLLM = "vllm is not installed"

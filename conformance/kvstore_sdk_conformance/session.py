@@ -22,7 +22,6 @@ from kvstore_sdk_conformance.offer import Offer
 from kvstore_sdk_conformance.outcome import Result, Status, judge
 from kvstore_sdk_conformance.plain import plain
 from kvstore_sdk_conformance.redact import Redactor
-from kvstore_sdk_conformance.replay import as_script
 from kvstore_sdk_conformance.report import Report, check_path, write
 from kvstore_sdk_conformance.report.terminal import block, header, rerun, summary
 from kvstore_sdk_conformance.requirement import Requirement
@@ -219,6 +218,7 @@ class Session:
         if self._config.getoption("collectonly") or not (self._found or empty):
             return
         self._results = judge(self._found)
+        self._move_blocked()
         statuses = {result.status for result in self._results.values()}
         self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
         self._report = Report.of(self._run, self._results, self._stale, self._redact, time.monotonic() - self._began_s)
@@ -229,6 +229,21 @@ class Session:
         bad = nothing or unwritten or self._stale or statuses & {Status.FAIL, Status.ERROR}
         if session.exitstatus == pytest.ExitCode.OK and bad:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _move_blocked(self) -> None:
+        """Show no failure that follows from another one, which was found later."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None:
+            return
+        for category in ("failed", "error"):
+            reports = reporter.stats.get(category, [])
+            blocked = [report for report in reports if any(self._is_blocked(result) for result in _own_findings(report)[:1])]
+            if blocked:
+                reporter.stats[category] = [report for report in reports if report not in blocked]
+                reporter.stats.setdefault("blocked", []).extend(blocked)
+
+    def _is_blocked(self, result: Result) -> bool:
+        return self._results[result.requirement.id].status is Status.BLOCKED
 
     def _write_reports(self) -> bool:
         """Whether one could not be written."""
@@ -252,6 +267,9 @@ class Session:
             if result.status is Status.FAIL and result.requirement.id not in self._shown:
                 terminalreporter.write_sep("_", "found while another requirement was checked")
                 terminalreporter.write_line(self._block(result))
+            elif result.status is Status.ADVISORY:
+                terminalreporter.write_sep("_", "advisory")
+                terminalreporter.write_line(self._block(result))
         terminalreporter.write_sep("=", "kvstore-sdk conformance")
         for line in (*summary(self._report), *self._notes):
             terminalreporter.write_line(line)
@@ -263,9 +281,11 @@ class Session:
             return [Result(requirement, status, reason=reason, blockers=blockers, check=item.nodeid, seconds=seconds)]
         store = getattr(item, "funcargs", {}).get("store")
         found = findings_of(requirement, call.excinfo.value if call.excinfo else None, self._redact, self._applies)
+        script = store.calls.script() if store is not None else None
         for result in found:
             result.check = item.nodeid
-            result.replay = as_script([self._redact(line) for line in getattr(store, "calls", ())]) if result.status is Status.FAIL else ()
+            if result.status is Status.FAIL and script is not None:
+                result.replay, result.replays = [plain(self._redact(line)) for line in script.lines], script.is_whole
             if result.status is Status.FAIL:
                 if result.requirement.id in self._run.deviations:
                     result.status, result.reason = Status.DEVIATION, self._redact(self._run.deviations[result.requirement.id])

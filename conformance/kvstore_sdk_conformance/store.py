@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import string
-from collections import deque
 
 from kvstore_sdk.backend import Deadline, KVStoreError, SupportsDelete, SupportsList
 from kvstore_sdk_conformance.callers import Callers, HungError
+from kvstore_sdk_conformance.calls import Calls
 from kvstore_sdk_conformance.children import Child
 from kvstore_sdk_conformance.failure import ConformanceFailure
 from kvstore_sdk_conformance.target import Place, Target
@@ -18,7 +17,6 @@ __all__ = ["OPEN_S", "FixtureError", "Store"]
 
 OPEN_S = 60.0
 """To open a store: 30 s for what it waits for, such as a server that restarts, and as much again for a busy machine."""
-_KEPT_CALLS = 24
 _CLEAN_S = 10.0
 _CLEAN_RECORDS = 100_000
 _NAMESPACE = f"{0xC0FFEE:032x}"
@@ -39,7 +37,8 @@ class Store:
 
     def __init__(self, target: Target, seed: str, capacity_bytes: int | None = None) -> None:
         self.random = random.Random(seed)
-        self.calls: deque[str] = deque(maxlen=_KEPT_CALLS)
+        self.calls = Calls()
+        self._called = "store"
         self.place: Place = target.fresh()
         self._views: list[View] = []
         self._made: set[str] = set()
@@ -56,7 +55,7 @@ class Store:
             FixtureError: it could not be opened the first time.
             ConformanceFailure: it could be opened once, and not again.
         """
-        label = string.ascii_lowercase[len(self._views) % 26]
+        label = self.calls.new_view()
         callers = Callers()
         try:
             backend = callers.run(self.place.open, OPEN_S)
@@ -67,7 +66,7 @@ class Store:
             raise FixtureError(f"the backend could not be opened: {problem}") from error
         finally:
             callers.stop()
-        self.calls.append(f"{label} = store.open()")
+        self.calls.append(f"{label} = {self._called}.open()")
         view = View(label, backend, self.calls.append, self._capacity_bytes)
         self._views.append(view)
         return view
@@ -78,8 +77,8 @@ class Store:
         Raises:
             ConformanceFailure: it could not open it.
         """
-        self.calls.append("# another process opens the location")
-        child = Child(self.place, shared=any(view.capabilities.shared for view in self._views))
+        shared = any(view.capabilities.shared for view in self._views)
+        child = Child(self.place, shared=shared, log=self.calls.append)
         self._children.append(child)
         child.start()
         return child
@@ -87,7 +86,8 @@ class Store:
     def elsewhere(self) -> Store:
         """Another fresh location of the same target."""
         other = Store(self._target, str(self.random.random()), self._capacity_bytes)
-        other.calls = self.calls
+        other.calls, other._called = self.calls, self.calls.new_place()
+        self.calls.append(f"{other._called} = {self._called}.elsewhere()")
         self._others.append(other)
         return other
 

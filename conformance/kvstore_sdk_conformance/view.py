@@ -116,7 +116,7 @@ class View(WatchedBackend):
         self, records: Sequence[tuple[str, Record]], mode: Mode = Mode.CREATE, *, timeout_s: float | None = None
     ) -> list[PutResult]:
         """Put several records in one call."""
-        self._log(f"{self._label}.put_all({_short(records)}{f', {mode}' if mode is not Mode.CREATE else ''})")
+        self._log(f"{self._label}.put_all({list(records)}{f', {mode}' if mode is not Mode.CREATE else ''})")
         with self.lend([record.size for _, record in records]) as arena:
             for buffer, (_, record) in zip(arena.buffers, records, strict=True):
                 buffer.view[:] = record.bytes
@@ -138,7 +138,7 @@ class View(WatchedBackend):
     def get_into(self, arena: Arena, name: str, *, timeout_s: float | None = None) -> GetResult:
         """Get a record into all buffers of an arena, which stays the check's."""
         self._log(f"{self._label}.get({name!r}, {', '.join(str(buffer.length) for buffer in arena.buffers)})")
-        results: list[GetResult] = self.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
+        results: list[GetResult] = self._call("get", [Get(name, tuple(arena.buffers))], timeout_s)
         return results[0]
 
     def get(self, name: str, *sizes: int, shift: int = 0, backwards: bool = False, timeout_s: float | None = None) -> Got:
@@ -149,23 +149,23 @@ class View(WatchedBackend):
 
     def get_all(self, wanted: Sequence[tuple[str, int]], *, timeout_s: float | None = None) -> list[Got]:
         """Get several records in one call, each into one buffer of its size."""
-        self._log(f"{self._label}.get_all({_short(wanted)})")
+        self._log(f"{self._label}.get_all({list(wanted)})")
         with self.lend([size for _, size in wanted]) as arena:
             _blank(arena.buffers)
             gets = [Get(name, (buffer,)) for buffer, (name, _) in zip(arena.buffers, wanted, strict=True)]
-            results = self.raw("get", gets, timeout_s)
+            results = self._call("get", gets, timeout_s)
             return [Got(result, bytes(buffer.view)) for result, buffer in zip(results, arena.buffers, strict=True)]
 
     def exists(self, *names: str, timeout_s: float = CALL_S) -> list[bool | Failure]:
-        self._log(f"{self._label}.exists({', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''})")
-        answers: list[bool | Failure] = self.raw("exists", names, timeout_s)
+        self._log(f"{self._label}.exists({', '.join(map(repr, names))})")
+        answers: list[bool | Failure] = self._call("exists", names, timeout_s)
         return answers
 
     def delete(self, *names: str, timeout_s: float | None = None) -> list[DeleteStatus | Failure]:
-        self._log(f"{self._label}.delete({', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''})")
-        answers: list[DeleteStatus | Failure] = self.raw("delete", names, timeout_s)
+        self._log(f"{self._label}.delete({', '.join(map(repr, names))})")
+        answers: list[DeleteStatus | Failure] = self._call("delete", names, timeout_s)
         if timeout_s is None and not self.capabilities.read_after_write:
-            self.wait_until(lambda: True not in self.raw("exists", names))
+            self.wait_until(lambda: True not in self._call("exists", names))
         return answers
 
     def page(self, prefix: str = "", cursor: str | None = None, limit: int = 1000, *, timeout_s: float = CALL_S) -> ListPage:
@@ -235,7 +235,7 @@ class View(WatchedBackend):
         """Nothing may be there, for `exists` and for `get`."""
         [there] = self.exists(name)
         if there is True and not self.capabilities.read_after_write:
-            self.wait_until(lambda: True not in self.raw("exists", (name,)))
+            self.wait_until(lambda: True not in self._call("exists", (name,)))
             [there] = self.exists(name)
         require(there is False, f"exists to answer False for {name}", there, breaks=breaks, note=note)
         got = self.get(name, self.fit(size))
@@ -248,13 +248,13 @@ class View(WatchedBackend):
             time.sleep(_LOOK_S)
 
     def _put(self, puts: Sequence[Put], timeout_s: float | None) -> list[PutResult]:
-        results: list[PutResult] = list(self.raw("put", puts, timeout_s))
+        results: list[PutResult] = list(self._call("put", puts, timeout_s))
         if timeout_s is not None:
             return results
         for _ in range(_TRIES):
             if not (unknown := [index for index, result in enumerate(results) if result.status in _LOST]):
                 break
-            again = self.raw("put", [puts[index] for index in unknown])
+            again = self._call("put", [puts[index] for index in unknown])
             for index, result in zip(unknown, again, strict=True):
                 # EXISTS may mean the put whose answer was lost. An error says nothing about that one: it stays unknown.
                 if result.status in _GOOD_PUTS:
@@ -278,7 +278,7 @@ class View(WatchedBackend):
 
     def _get(self, arena: Arena, name: str, timeout_s: float | None = None) -> Got:
         _blank(arena.buffers)
-        [result] = self.raw("get", [Get(name, tuple(arena.buffers))], timeout_s)
+        [result] = self._call("get", [Get(name, tuple(arena.buffers))], timeout_s)
         return Got(result, b"".join(buffer.view for buffer in arena.buffers))
 
 
@@ -307,7 +307,3 @@ def _may_try_again(result: PutResult) -> bool:
     if result.status is PutStatus.FAILED:
         return result.error is not None and result.error.advice is Advice.RETRY
     return result.status in _AGAIN
-
-
-def _short(items: Sequence[object]) -> str:
-    return f"[{', '.join(map(str, items[:4]))}{f', ... {len(items) - 4} more' if len(items) > 4 else ''}]"

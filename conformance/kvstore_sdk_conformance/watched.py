@@ -37,6 +37,8 @@ SLOW_BYTES_PER_S = 20e6
 """What even a slow store moves; the deadline of a call grows with its bytes."""
 
 _LOST_ARENAS: list[Arena] = []
+_SHOWN = 2
+"""Items of a call in a comment."""
 
 
 class WatchedBackend:
@@ -101,7 +103,7 @@ class WatchedBackend:
         breaks: str = "KV-LIVE-03",
         settle: bool = True,
     ) -> Any:
-        """One call of `exists`, `put`, `get` or `delete`: its answer, of the contract's form.
+        """One call of `exists`, `put`, `get` or `delete`, logged as a comment: its answer, of the contract's form.
 
         Args:
             op: Name of the method.
@@ -111,6 +113,21 @@ class WatchedBackend:
             breaks: What a call that hangs breaks.
             settle: Wait until no item is in doubt any more.
         """
+        when = "" if timeout_s is None else f", with a deadline {timeout_s:g} s away"
+        self._log(f"# {self._label}.{op}({_short(items)}){when}")
+        return self._call(op, items, timeout_s, grace_s=grace_s, breaks=breaks, settle=settle)
+
+    def _call(
+        self,
+        op: str,
+        items: Sequence[Any],
+        timeout_s: float | None = None,
+        *,
+        grace_s: float = GRACE_S,
+        breaks: str = "KV-LIVE-03",
+        settle: bool = True,
+    ) -> Any:
+        """`raw`, without a line in the log."""
         if timeout_s is None:
             timeout_s = CALL_S + sum(getattr(item, "size_bytes", 0) for item in items) / SLOW_BYTES_PER_S
         deadline = Deadline.after(timeout_s)
@@ -254,3 +271,8 @@ def _is_hashable(ticket: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _short(items: Sequence[Any]) -> str:
+    shown = [repr(getattr(item, "name", item)) for item in items[:_SHOWN]]
+    return ", ".join([*shown, f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else shown)

@@ -33,7 +33,7 @@ def is_alive(pid: int) -> bool:
 @pytest.fixture
 def helped(tmp_path: Path) -> Child:
     (tmp_path / "store").mkdir()
-    return Child(place(tmp_path, "leaves_helper:open_helped"), shared=True)
+    return Child(place(tmp_path, "leaves_helper:open_helped"), shared=True, log=lambda _: None)
 
 
 def test_a_kill_ends_at_once_beside_a_helper_that_keeps_the_pipe_open(helped: Child, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def unread_bytes(child: Child) -> int:
 def test_a_location_that_another_process_cannot_open_breaks_sharing_only_where_it_is_declared(
     tmp_path: Path, shared: bool, breaks: str | None
 ) -> None:
-    child = Child(place(tmp_path, "nosuch"), shared=shared)
+    child = Child(place(tmp_path, "nosuch"), shared=shared, log=lambda _: None)
     try:
         with pytest.raises(ConformanceFailure) as raised:
             child.start()

@@ -51,7 +51,7 @@ def _parts(report: Report) -> Iterator[str]:
     if deviations or report.stale:
         yield "## Declared deviations"
         rows = [(result.requirement.id, result.requirement.sentence, result.reason) for result in deviations]
-        rows += [(id_, BY_ID[id_].sentence, "**stale: it holds**") for id_ in report.stale]
+        rows += [(id_, BY_ID[id_].sentence, "**stale: it did not happen, which fails the run**") for id_ in report.stale]
         yield _table(("id", "requirement", "reason"), rows)
     yield "## Capabilities"
     offered = [(name, str(value)) for name, value in report.capabilities.items()]

@@ -34,6 +34,7 @@ class Report:
         surfaces: Optional protocols that it implements.
         seed: Reproduces the run.
         largest_bytes: Largest record that was tried.
+        is_bounded: Whether it was so because the store has no room for more.
         at: When it ended, in UTC.
         seconds: How long it took.
         python: Version of the interpreter.
@@ -53,6 +54,7 @@ class Report:
     surfaces: Sequence[str]
     seed: int
     largest_bytes: int
+    is_bounded: bool
     at: str
     seconds: float
     python: str
@@ -67,7 +69,8 @@ class Report:
     def of(cls, run: Run, results: Mapping[str, Result], stale: Sequence[str], redact: Callable[[str], str], seconds: float) -> Report:
         """Of a run that has ended after `seconds`."""
         profiles = [profile for profile in Profile if profile in run.profiles]
-        declared = run.offer.capabilities
+        declared, capacity_bytes = run.offer.capabilities, run.offer.capacity_bytes
+        half = capacity_bytes // 2 if capacity_bytes is not None else run.largest_bytes
         capabilities = {
             name: value.value if isinstance(value := getattr(declared, name), Enum) else value for name in declared.__dataclass_fields__
         }
@@ -79,7 +82,8 @@ class Report:
             capabilities=capabilities,
             surfaces=run.offer.surfaces,
             seed=run.seed,
-            largest_bytes=min(run.largest_bytes, declared.max_record_bytes),
+            largest_bytes=min(run.largest_bytes, declared.max_record_bytes, half),
+            is_bounded=half < min(run.largest_bytes, declared.max_record_bytes),
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             seconds=round(seconds, 3),
             python=platform.python_version(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
 from kvstore_sdk_conformance.offer import DEFAULT_PROFILES
@@ -36,6 +36,7 @@ def rerun(run: Run, redact: Callable[[str], str], result: Result, *, by_command:
     Secrets are not in it: those come from environment variables that are called like the options.
     """
     target = run.target
+    # Each in one word: pytest looks for its settings beside whatever argument is the path of something.
     given = [("location", target.location)] if target.location is not None else []
     secret = target.secrets()
     given += [("option", f"{option}={f'env:{option.upper()}' if option in secret else value}") for option, value in target.options.items()]
@@ -47,10 +48,12 @@ def rerun(run: Run, redact: Callable[[str], str], result: Result, *, by_command:
     if run.examples != Run.examples:
         given.append(("examples", str(run.examples)))
     given.append(("seed", str(run.seed)))
-    start = ["kvstore", "conformance", target.target] if by_command else ["pytest", "--pyargs", PACKAGE, "--kvstore-backend", target.target]
+    start = (
+        ["kvstore", "conformance", target.target] if by_command else ["pytest", "--pyargs", PACKAGE, f"--kvstore-backend={target.target}"]
+    )
     prefix = "--" if by_command else "--kvstore-"
     name = result.check.rpartition("::")[2].partition("[")[0]
-    words = [*start, *(word for flag, value in given for word in (prefix + flag, value)), "-k", name]
+    words = [*start, *(f"{prefix}{flag}={value}" for flag, value in given), "-k", name]
     return redact(shlex.join(words))
 
 
@@ -71,16 +74,18 @@ def block(result: Result, run: Run, redact: Callable[[str], str], again: str) ->
         lines += ["", *_indented(result.note, "  ")]
     if result.traceback:
         lines += ["", "  Raised by the backend:", *_indented(result.traceback, "    ")]
-    if result.replay:
+    if result.replays:
         lines += ["", "  Replay without pytest:", "    from kvstore_sdk_conformance.replay import Mode, Record, Store"]
         lines += [f"    store = {redact(_store(run))}", *(f"    {line}" for line in result.replay)]
+    elif result.replay:
+        lines += ["", "  Last calls (not a script):", *(f"    {line}" for line in result.replay)]
     lines += ["", f"  Run it alone: {again}"]
     lines += [f"  Rule: kvstore conformance --explain {requirement.id}   (docs/requirements.md#{requirement.anchor})"]
     return "\n".join(lines)
 
 
 def summary(report: Report) -> Iterator[str]:
-    """The end of the run: counts, what is not good, and a verdict for each profile."""
+    """The end of the run: counts, what is not good or was not looked at, figures, and a verdict for each profile."""
     for level in Level:
         if counts := report.counts(level):
             yield f"{level.value:<6}  " + ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -89,15 +94,33 @@ def summary(report: Report) -> Iterator[str]:
             text = result.reason or f"expected {result.expected}; seen {result.seen}" if result.expected or result.reason else result.seen
             yield f"  {result.requirement.id:<13} {result.status.value:<10} {_short(text)}"
     for id_ in report.stale:
-        yield f"  {id_:<13} stale      declared as a deviation, but it holds; take it out of the file"
+        yield f"  {id_:<13} stale      declared as a deviation, but it did not happen, which fails the run; take it out of the file"
+    claimed = [profile for profile, (found, _) in report.verdicts.items() if found is not Verdict.NOT_CLAIMED]
+    for reason, ids in _not_applicable(report, claimed).items():
+        yield from textwrap.wrap(f"{', '.join(ids)}: {reason}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    measured = [result for result in report.results.values() if result.requirement.profile is Profile.PERFORMANCE and result.figures]
+    if measured:
+        yield "Figures, measured on this machine in this run:"
+    for result in measured:
+        yield from (f"  {result.requirement.id:<13} {name:<34} {value:.6g}" for name, value in result.figures.items())
     limit = report.capabilities["max_record_bytes"]
     if report.largest_bytes < limit:
-        yield f"Records up to {report.largest_bytes} bytes were tried, {limit} are declared; --kvstore-largest sets this."
+        why = "the largest is half of the capacity" if report.is_bounded else "--largest sets this, or --kvstore-largest by pytest"
+        yield f"Records up to {report.largest_bytes} bytes were tried, {limit} are declared; {why}."
     for profile, (found, note) in report.verdicts.items():
         if found is not Verdict.NOT_CLAIMED:
             yield f"{profile.value + ':':<13} {found.value}{f' ({note})' if note else ''}"
     if unclaimed := [profile.value for profile, (found, _) in report.verdicts.items() if found is Verdict.NOT_CLAIMED]:
         yield f"not claimed:  {', '.join(unclaimed)}"
+
+
+def _not_applicable(report: Report, claimed: Sequence[Profile]) -> dict[str, list[str]]:
+    """By reason, the MUSTs of the claimed profiles that were not looked at."""
+    found: dict[str, list[str]] = {}
+    for result in report.results.values():
+        if result.status is Status.NOT_APPLICABLE and result.requirement.level is Level.MUST and result.requirement.profile in claimed:
+            found.setdefault(result.reason, []).append(result.requirement.id)
+    return found
 
 
 def _store(run: Run) -> str:
