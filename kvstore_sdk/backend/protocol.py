@@ -183,8 +183,8 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release everything, threads and descriptors too. Returns within 5 seconds, raises nothing, idempotent, callable from any thread.
 
-        Calls that run meanwhile end within the same 5 seconds, done or CLOSED; later calls answer CLOSED (`exists` and `delete`: a `Failure`
-        with `ClosedError`; `list` and `usage` raise it).
+        Calls that run meanwhile end within the same 5 seconds, done or CLOSED. Later calls answer CLOSED (`exists` and `delete`: a
+        `Failure` with `ClosedError`; `list` and `usage` raise it).
         """
         ...
 
