@@ -8,16 +8,7 @@ It counts the files when it begins, and again when too much is uncertain. No num
 grants of its predecessor stand, and these are honoured. A member that is killed takes nothing along: its grant counts as written until
 the next count, which finds what was. So the sum is too large at times, and then a little too much is evicted.
 
-**The lease** is the ledger itself. Its owner touches it every quarter of `LEASE_S`. Whoever needs room and finds that the owner is gone
-takes it over, by writing a ledger of his own. Gone is an owner
-
-- that said so, or whose lock on this kernel and this mount is free (see `tempfiles`), or
-- that did not touch the ledger for `LEASE_S`, by the filesystem's clock, or while it was watched for so long: a clock can be set.
-
-Of several that take it over at once the last one has it; the others see that before they grant anything. An owner that was stopped
-for `LEASE_S` and comes back finds another's name before it writes. Between its look and its write there is no lock, so for one turn there
-may be two. That both evict is harmless. That both grant puts at risk what they grant in that turn: at most the spare room, a hundredth
-of `max_bytes`, and the puts that asked in that instant.
+There is one at a time, by a lease (see `lease`); that two evict, after one was stopped and came back, is harmless, and both never grant.
 """
 
 from __future__ import annotations
@@ -26,20 +17,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from kvstore_sdk.backend import Deadline
+from kvstore_sdk_backends.fs.lease import LEASE_S, Lease, LeaseLost
 from kvstore_sdk_backends.fs.ledger import BYE, Ledger, Member, Reading, Request, boot_s
 from kvstore_sdk_backends.fs.tempfiles import is_gone, sweep
 from kvstore_sdk_backends.fs.victims import Victim, Victims
 
-__all__ = ["LEASE_S", "Evictor"]
+__all__ = ["Evictor"]
 
 _log = logging.getLogger("kvstore_sdk_backends.fs")
 
-LEASE_S = 10.0
-"""Longer than an engine collects garbage, or most file servers take to fail over. When the evictor's host dies, puts find no room for
-so long."""
 RECOUNT_S = 3600.0
 """What was deleted by hand, or written by somebody without a bound, is noticed then at the latest."""
 FORGET_S = 3600.0
@@ -55,10 +43,6 @@ _AGAIN_S = 1.0
 _STUCK_S = 1.0
 _SHARE = 100
 """A hundredth of `max_bytes` is kept free, so that few puts wait for an eviction, and another may be granted before it is needed."""
-
-
-class _LeaseLost(Exception):
-    """Another process evicts now, or this one is to stop."""
 
 
 class Evictor:
@@ -93,6 +77,8 @@ class Evictor:
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
+        self._lease = Lease(temp_root, ledger, self._ended)
+        self._found = Reading()
         self._failing = self._told = False
         self._forget_all()
 
@@ -104,25 +90,31 @@ class Evictor:
         self._heard_at: dict[str, float] = {}
         self._oldest: Iterator[Victim | None] = iter(())
         self._last_size = 0
-        self._busy_until = self._held_at = self._counted_at = self._checked_at = self._exhausted_at = 0.0
+        self._busy_until = self._counted_at = self._checked_at = self._exhausted_at = 0.0
         self._stuck_at = 0.0
         self._count_s = 0.0
+        self._evicted_before = self.victims.bytes
 
-    def is_vacant(self, reading: Reading) -> bool:
-        """Whether the owner of the ledger is provably gone."""
-        if not reading.owner or is_gone(self._temp_root, reading.owner):
-            return True
-        if reading.owner == self._state.owner and not self._runs():
-            return True
-        return self._ledger.clock.now_s() - reading.at_s >= LEASE_S and self._ledger.clock.look_s() - reading.at_s >= LEASE_S
+    def lead_if_vacant(self, found: Reading) -> bool:
+        """Take the lease if, as was `found`, nobody has it; on a thread that holds it until `end`, or until somebody else has it.
 
-    def lead(self) -> None:
-        """Take the lease, on a thread that holds it until `end`, or until somebody else has it. Returns at once."""
+        Returns at once. For one thread at a time.
+
+        Returns:
+            Whether nobody had it.
+
+        Raises:
+            OSError: the filesystem's clock cannot be read.
+        """
+        # Our own, when the thread that held it failed, is vacant too.
+        if not self._lease.is_vacant(found) and (found.owner != self._lease.owner or self._runs()):
+            return False
         with self._mutex:
-            if self._ended.is_set() or self._runs():
-                return
-            self._thread = threading.Thread(target=self._run, name="kvstore-fs-evictor", daemon=True)
-            self._thread.start()
+            if not self._ended.is_set() and not self._runs():
+                self._found = found
+                self._thread = threading.Thread(target=self._run, name="kvstore-fs-evictor", daemon=True)
+                self._thread.start()
+        return True
 
     def _runs(self) -> bool:
         return bool(self._thread and self._thread.is_alive())
@@ -151,7 +143,7 @@ class Evictor:
                 busy = boot_s() < self._busy_until
                 self._wake.wait(_BUSY_S if busy else _IDLE_S)
                 self._wake.clear()
-        except _LeaseLost:
+        except LeaseLost:
             pass
         except FileNotFoundError:
             # Unmounted, or removed by somebody. Whoever stores next makes it anew.
@@ -164,39 +156,20 @@ class Evictor:
             self._ended.wait(_AGAIN_S)
         self._oldest = iter(())
         # Otherwise the next one would have to wait until it runs out.
-        with suppress(OSError, _LeaseLost):
+        with suppress(OSError, LeaseLost):
             self._hear()
-            self._hold()
-            self._ledger.write(replace(self._state, owner=""))
+            self._lease.write(self._state)
+            self._lease.release()
         self._news()
 
     def _take(self) -> None:
-        found = self._ledger.read()
-        self._state = Reading(self._identity(), True, self._max_bytes, found.members)
-        self._heard_at = dict.fromkeys(found.members, boot_s())
+        self._state = Reading(self._identity(), counting=True, max_bytes=self._max_bytes, members=self._found.members)
+        self._heard_at = dict.fromkeys(self._state.members, boot_s())
         self._limit()
-        self._ledger.write(self._state)
-        # Somebody may have looked at the same instant; of both the last one has it.
-        self._ended.wait(_BUSY_S)
-        self._hold()
-
-    def _hold(self) -> None:
-        """Make sure of the lease."""
-        if not self._state.owner or self._ledger.read().owner != self._state.owner:
-            raise _LeaseLost
-        self._held_at = boot_s()
-
-    def _hold_on(self) -> None:
-        if self._ended.is_set():
-            raise _LeaseLost
-        if boot_s() - self._held_at > LEASE_S / 4:
-            self._hold()
-            self._ledger.touch()
-            self._ledger.clock.look_s()
+        self._lease.take(self._found, self._state)
 
     def _publish(self) -> None:
-        self._hold()
-        self._ledger.write(self._state)
+        self._lease.write(self._state)
         self._news()
 
     def _limit(self) -> None:
@@ -204,7 +177,7 @@ class Evictor:
         self._state.max_bytes = min([self._max_bytes, *(member.limit for member in self._state.members.values() if member.limit > 0)])
 
     def _turn(self) -> None:
-        self._hold_on()
+        self._lease.keep()
         changed = self._hear() | self._reclaim()
         if boot_s() - self._counted_at >= self._count_again_s():
             self._count()
@@ -222,6 +195,9 @@ class Evictor:
         # What should have been evicted was not there: somebody else removed it.
         if self._exhausted_at > self._counted_at:
             return 0.0
+        # Between the look at what a put replaces and its rename another may have replaced or removed it: such errors add up.
+        if self.victims.bytes - self._evicted_before > self._state.max_bytes:
+            return 20 * self._count_s
         # Rather than evict for bytes that nobody may have written.
         few = self._state.max_bytes // _SHARE
         doubtful = self._doubtful or (self._lost > few and self._room() < max(self._wanted(), few))
@@ -236,7 +212,7 @@ class Evictor:
         changed = False
         members = self._state.members
         self._hear_self()
-        for request in self._ledger.take(self._hold):
+        for request in self._ledger.take(self._lease.hold):
             member = members.get(request.member)
             if member is None:
                 member = members[request.member] = Member(allowance=request.settled, settled=request.settled)
@@ -343,9 +319,9 @@ class Evictor:
         # A pass over everything was for nothing, so not at once again, and not before the files are counted.
         if boot_s() < self._exhausted_at + 10 * self._count_s or self._exhausted_at > self._counted_at:
             return
-        self._hold()
+        self._lease.hold()
         while self._room() < wanted and boot_s() < until_s:
-            self._hold_on()
+            self._lease.keep()
             try:
                 victim = next(self._oldest)
             except StopIteration:
@@ -360,10 +336,10 @@ class Evictor:
                 # One that fills the folder alone is not evicted for the convenience of others that may never come.
                 self._last_size = size
                 return
-            size = self.victims.remove(victim) if victim else None
-            if size is not None:
-                self._used -= size
-                self._last_size = size
+            removed = self.victims.remove(victim) if victim else None
+            if removed is not None:
+                self._used -= removed
+                self._last_size = removed
                 self._stuck_at = 0.0
 
     def _count(self, first: bool = False) -> None:
@@ -384,7 +360,7 @@ class Evictor:
         total = 0
         for size in self.victims.count():
             total += size
-            self._hold_on()
+            self._lease.keep()
             if not first and boot_s() - last_s > _SLICE_S:
                 if self._hear() | self._answer(evict=False):
                     self._publish()
@@ -394,6 +370,7 @@ class Evictor:
             total += max(0, size - self._state.members[name].outstanding) if name in self._state.members else size
         self._used = total + self._used - before
         self._oldest = self.victims.oldest()
+        self._evicted_before = self.victims.bytes
         self._counted_at = boot_s()
         self._count_s = self._counted_at - began_s
         if first:

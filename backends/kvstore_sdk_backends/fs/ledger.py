@@ -35,6 +35,8 @@ _NAME = re.compile(r"(?P<member>[0-9a-z-]{1,80})\.(?P<serial>\d{1,19})\.(?P<sett
 _MEMBER = re.compile(r"[0-9a-z-]{1,80}")
 _MAX_BYTES = 16 << 20
 """A hundred thousand members; more is no ledger."""
+_RELEASED_S = 1_000_000_000
+"""The time of last change of a ledger whose owner is gone: a second of 2001, which every filesystem can keep."""
 _TRIES = 4
 
 
@@ -73,8 +75,9 @@ class Reading:
     """What the ledger says. No ledger, or one that cannot be understood, says nothing: it has no owner.
 
     Attributes:
-        owner: The member that evicts; "" when nobody does.
+        owner: The member that evicts; "" when nobody does, or it said that it is gone.
         counting: The owner does not know yet how much is used.
+        complete: Whoever may write something by what was granted is among `members`.
         max_bytes: The bound that is kept.
         version: Differs whenever the owner wrote or touched the file.
         at_s: When that was, by the filesystem's clock.
@@ -82,6 +85,7 @@ class Reading:
 
     owner: str = ""
     counting: bool = False
+    complete: bool = True
     max_bytes: int = 0
     members: dict[str, Member] = field(default_factory=dict)
     version: tuple[int, int] = (0, 0)
@@ -158,28 +162,27 @@ class Ledger:
         """
         for _ in range(_TRIES):
             try:
-                fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = self._open()
+                if fd is None:
+                    return Reading()
+                try:
+                    return _reading_of(fd)
+                finally:
+                    os.close(fd)
             except OSError as cause:
                 # Replaced on another host between two steps of ours: look again.
-                if cause.errno == errno.ESTALE:
-                    continue
-                if cause.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
-                    return Reading()
-                raise
-            try:
-                facts = os.fstat(fd)
-                # A folder or a FIFO in its place, or a file that would fill the memory.
-                if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
-                    return Reading()
-                text = os.read(fd, facts.st_size + 1)
-            except OSError as cause:
-                if cause.errno == errno.ESTALE:
-                    continue
-                raise
-            finally:
-                os.close(fd)
-            return _parse(text, (facts.st_mtime_ns, facts.st_ino), facts.st_mtime)
+                if cause.errno != errno.ESTALE:
+                    raise
         return Reading()
+
+    def _open(self) -> int | None:
+        """None: there is none, or something else in its place."""
+        try:
+            return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as cause:
+            if cause.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+                return None
+            raise
 
     def write(self, reading: Reading) -> None:
         """Replace the ledger. `version` and `at_s` of `reading` do not matter.
@@ -190,6 +193,7 @@ class Ledger:
         body = {
             "owner": reading.owner,
             "counting": reading.counting,
+            "complete": reading.complete,
             "max_bytes": reading.max_bytes,
             "members": {n: [m.serial, m.allowance, m.settled, m.lost, m.limit, int(m.denied)] for n, m in reading.members.items()},
         }
@@ -214,9 +218,39 @@ class Ledger:
                 os.unlink(self._new_path)
             raise
 
-    def touch(self) -> None:
-        """Say that the owner lives."""
-        os.utime(self._path)
+    def touch(self, owner: str) -> bool:
+        """Say that `owner` lives. False, and nothing was done: the ledger is not his.
+
+        Raises:
+            OSError: the ledger cannot be touched.
+        """
+        return self._set_time(owner, None)
+
+    def release(self, owner: str) -> bool:
+        """Say that `owner` is gone. False, and nothing was done: the ledger is not his.
+
+        Raises:
+            OSError: the ledger cannot be touched.
+        """
+        return self._set_time(owner, (_RELEASED_S, _RELEASED_S))
+
+    def _set_time(self, owner: str, times: tuple[int, int] | None) -> bool:
+        try:
+            fd = self._open()
+            if fd is None:
+                return False
+            try:
+                if _reading_of(fd).owner != owner:
+                    return False
+                # By the open file: under its name there may be another's by now.
+                os.utime(fd, times)
+            finally:
+                os.close(fd)
+        except OSError as cause:
+            if cause.errno == errno.ESTALE:
+                return False
+            raise
+        return True
 
     def send(self, request: Request) -> str:
         """Put up a request, and return its path.
@@ -261,10 +295,22 @@ class Ledger:
         return [*found.values()]
 
 
-def _parse(text: bytes, version: tuple[int, int], at_s: float) -> Reading:
+def _reading_of(fd: int) -> Reading:
+    facts = os.fstat(fd)
+    # A folder or a FIFO in its place, or a file that would fill the memory.
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
+        return Reading()
+    found = _parse(os.read(fd, facts.st_size + 1))
+    found.version, found.at_s = (facts.st_mtime_ns, facts.st_ino), facts.st_mtime
+    if int(facts.st_mtime) == _RELEASED_S:
+        found.owner = ""
+    return found
+
+
+def _parse(text: bytes) -> Reading:
     try:
         body = json.loads(text)
-        owner, counting, max_bytes, listed = body["owner"], body["counting"], body["max_bytes"], body["members"]
+        owner, max_bytes, listed = body["owner"], body["max_bytes"], body["members"]
         if not isinstance(owner, str) or (owner and not _MEMBER.fullmatch(owner)) or type(max_bytes) is not int:
             raise ValueError(owner)
         members = {}
@@ -272,6 +318,6 @@ def _parse(text: bytes, version: tuple[int, int], at_s: float) -> Reading:
             if not _MEMBER.fullmatch(name) or [type(value) for value in values] != [int] * 6:
                 raise ValueError(name)
             members[name] = Member(values[0], values[1], values[2], values[3], values[4], bool(values[5]))
+        return Reading(owner, bool(body["counting"]), bool(body["complete"]), max_bytes, members)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Reading(version=version, at_s=at_s)
-    return Reading(owner, bool(counting), max_bytes, members, version, at_s)
+        return Reading()

@@ -18,6 +18,7 @@ is written. A grant covers many records where they are small beside `max_bytes`,
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -26,9 +27,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore_sdk.backend import NoSpaceError
-from kvstore_sdk_backends.fs.evictor import LEASE_S, Evictor
+from kvstore_sdk_backends.fs.evictor import Evictor
 from kvstore_sdk_backends.fs.io import StoppedError
-from kvstore_sdk_backends.fs.ledger import BYE, Ledger, Member, Reading, Request, boot_s
+from kvstore_sdk_backends.fs.lease import LEASE_S
+from kvstore_sdk_backends.fs.ledger import BYE, Ledger, Member, Request, boot_s
 
 __all__ = ["Claim", "Space", "live_bound"]
 
@@ -111,7 +113,6 @@ class Space:
         self._valid_until = 0.0
         self._in_flight = 0
         self._waiting = 0
-        self._watched: tuple[tuple[int, int], float] = ((0, 0), 0.0)
         self._look_at = 0.0
 
     @property
@@ -130,7 +131,7 @@ class Space:
         """
         self._ledger.begin()
         found = self._ledger.read()
-        if not self._lead_if_vacant(found) and found.max_bytes not in (0, self._max_bytes):
+        if not self._evictor.lead_if_vacant(found) and found.max_bytes not in (0, self._max_bytes):
             _log.warning(
                 "fs %s: max_bytes %d here, %d for others; the smaller one is kept while both are open",
                 self._root,
@@ -171,16 +172,18 @@ class Space:
             if self._covers(size):
                 return
             self._waiting += size
-        if time.monotonic() + PATIENCE_S < at_s:
-            at_s -= MARGIN_S
-            stopped = self._full(name, stopped, at_s)
+        # While there is still time to say it. Who was in a hurry has not found the folder full, and is stopped at its deadline.
+        full_at_s = at_s - MARGIN_S if time.monotonic() + PATIENCE_S < at_s else math.inf
         try:
             while True:
                 if stopped():
                     raise StoppedError
+                if time.monotonic() >= full_at_s:
+                    problem = f"no room came free before the deadline: {self._max_bytes} bytes (max_bytes) are taken, or are being counted"
+                    raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
                 if self._asking.acquire(blocking=False):
                     try:
-                        self._ask(size, name, stopped)
+                        self._ask(size, name, lambda: stopped() or time.monotonic() >= full_at_s)
                     finally:
                         self._asking.release()
                         with self._changed:
@@ -209,17 +212,6 @@ class Space:
             if held > grown and self._waiting:
                 self._changed.notify_all()
 
-    def _full(self, name: str, stopped: Callable[[], bool], at_s: float) -> Callable[[], bool]:
-        """`stopped`, which says at `at_s` that there is no room, while there is still time to say it."""
-
-        def check() -> bool:
-            if time.monotonic() >= at_s:
-                problem = f"no room came free before the deadline: {self._max_bytes} bytes (max_bytes) are taken, or are being counted"
-                raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
-            return stopped()
-
-        return check
-
     def _ask(self, size: int, name: str, stopped: Callable[[], bool]) -> None:
         """Ask for room for all that wait, and see the answer; give up when it does not come soon, or another evictor does."""
         member = self._member()
@@ -227,14 +219,17 @@ class Space:
         serial = self._send(max(size, min(self._waiting, self._max_bytes // _SHARE)))
         first: str | None = None
         step_s = _FIRST_STEP_S
-        while boot_s() - sent_s < _AGAIN_S:
+        while True:
             self._news.clear()
             found = self._ledger.read()
+            # An answer that comes later may be one that was written too late: see `lease`.
+            if boot_s() - sent_s >= _AGAIN_S:
+                return
             answer = found.members.get(member)
             if answer and answer.serial >= serial:
                 self._adopt(answer, sent_s, name)
                 return
-            if not self._lead_if_vacant(found) and size > found.max_bytes > 0:
+            if not self._evictor.lead_if_vacant(found) and size > found.max_bytes > 0:
                 problem = f"{size} bytes are more than the {found.max_bytes} that another process allows this folder (max_bytes)"
                 raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
             # A new owner may not have seen the request, because the old one had taken it.
@@ -264,17 +259,6 @@ class Space:
         self._ledger.send(Request(self._member(), serial, settled, need, self._max_bytes))
         self._evictor.wake()
         return serial
-
-    def _lead_if_vacant(self, found: Reading) -> bool:
-        """Whether nobody evicts; then this process begins to."""
-        now_s = boot_s()
-        if found.version != self._watched[0]:
-            self._watched = (found.version, now_s)
-        watched_s = now_s - self._watched[1]
-        if watched_s < LEASE_S and not self._evictor.is_vacant(found):
-            return False
-        self._evictor.lead()
-        return True
 
     def _member(self) -> str:
         return self._identity() or self._stand_in

@@ -20,10 +20,13 @@ import pytest
 from kvstore_sdk.backend import Deadline, NoSpaceError, PutStatus
 from kvstore_sdk_backends.fs import FsBackend, tempfiles
 from kvstore_sdk_backends.fs import evictor as evictor_module
+from kvstore_sdk_backends.fs import lease as lease_module
 from kvstore_sdk_backends.fs import space as space_module
 
 PAGE = 4096
 MANY = 40
+BOUND = 100
+"""Pages, where owners are stopped."""
 ELSEWHERE = f"{'f' * 32}-1-{'0' * 16}"
 """A member on a host that is not this one."""
 
@@ -65,7 +68,7 @@ class LedgerFile:
     def write(self, **values: Any) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_name("test.new")
-        new.write_text(json.dumps({"owner": "", "counting": False, "max_bytes": 0, "members": {}} | values))
+        new.write_text(json.dumps({"owner": "", "counting": False, "complete": True, "max_bytes": 0, "members": {}} | values))
         new.rename(self.path)
 
     def age(self, seconds: float) -> None:
@@ -85,8 +88,9 @@ def ledger(folder: Path) -> LedgerFile:
 @pytest.fixture
 def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
     lease_s = 0.4
-    monkeypatch.setattr(evictor_module, "LEASE_S", lease_s)
-    monkeypatch.setattr(space_module, "LEASE_S", lease_s)
+    for module in (lease_module, evictor_module, space_module):
+        monkeypatch.setattr(module, "LEASE_S", lease_s)
+    monkeypatch.setattr(lease_module, "SETTLE_S", lease_s / 20)
     monkeypatch.setattr(space_module, "_AGAIN_S", lease_s / 4)
     return lease_s
 
@@ -101,7 +105,8 @@ def test_one_of_those_that_share_a_folder_evicts(
             assert bytes_of(folder) <= 10 * PAGE
     assert len([thread for thread in threading.enumerate() if thread.name == "kvstore-fs-evictor"]) == 1
     assert sum(bool(store.evicted_records) for store in stores) == 1
-    assert sum(store.evicted_records for store in stores) == 3 * MANY - 10
+    # Each count may count one record twice that was stored meanwhile, and evict one for it.
+    assert 0 <= sum(store.evicted_records for store in stores) - (3 * MANY - 10) <= 3 * MANY // 10
 
 
 def test_the_lease_of_a_killed_process_of_this_host_is_taken_at_once(
@@ -120,7 +125,7 @@ def test_the_lease_of_a_killed_process_of_this_host_is_taken_at_once(
     for number in range(MANY):
         assert desk.put(store, f"b/{number}", record(number, 65536)).status is PutStatus.STORED
         assert bytes_of(folder) <= 20 * 65536
-    assert time.monotonic() - began_s < evictor_module.LEASE_S / 2
+    assert time.monotonic() - began_s < lease_module.LEASE_S / 2
     assert ledger.is_led_by(store)
     # Nothing is kept for it any more.
     assert eventually(lambda: [*ledger.body()["members"]] == [store._records.identity()])
@@ -354,7 +359,7 @@ def test_a_stopped_process_comes_back_to_a_grant_that_has_run_out(
     desk.put(store, "b", record(1))
     assert store._space._serial == serial
     real = space_module.boot_s
-    monkeypatch.setattr(space_module, "boot_s", lambda: real() + evictor_module.LEASE_S)
+    monkeypatch.setattr(space_module, "boot_s", lambda: real() + lease_module.LEASE_S)
     desk.put(store, "c", record(1))
     assert store._space._serial == serial + 1
 
@@ -394,3 +399,203 @@ def test_what_somebody_removes_from_under_it_is_made_again(
     desk.put(store, "d", record(1))
     assert eventually(lambda: bytes_of(folder) <= 10 * PAGE)
     assert len(list(folder.rglob("c/*"))) >= 9
+
+
+class Stop:
+    """Holds up the first call of a function until `go_on`: what a stopped process looks like to others."""
+
+    def __init__(self, real: Callable[..., Any], only: Callable[..., bool] = lambda *_: True) -> None:
+        self._real = real
+        self._only = only
+        self._reached, self._over = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        if self._only(*args) and not self._reached.is_set():
+            self._reached.set()
+            self._over.wait(60)
+        return self._real(*args)
+
+    def wait(self) -> None:
+        assert self._reached.wait(30)
+
+    def go_on(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def open_on(open_folder: Callable[..., FsBackend], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FsBackend]:
+    """Opens the folder on a host of its own: none sees whether another lives."""
+
+    def open_it(host: str) -> FsBackend:
+        monkeypatch.setattr(tempfiles, "_kernel", lambda: host * 32)
+        store = open_folder(max_bytes=BOUND * PAGE)
+        monkeypatch.setattr(tempfiles, "_kernel", lambda: "e" * 32)
+        return store
+
+    return open_it
+
+
+def fill(desk: Any, store: FsBackend, prefix: str, count: int, folder: Path) -> None:
+    for number in range(count):
+        assert desk.put(store, f"{prefix}/{number}", record(number)).status is PutStatus.STORED
+        assert bytes_of(folder) <= BOUND * PAGE
+
+
+def stopped_between_look_and_write(store: FsBackend, where: str, monkeypatch: pytest.MonkeyPatch) -> Stop:
+    """Stops the owner `store` the next time that it writes."""
+    assert store._space
+    ledger = store._space._ledger
+    if where == "before it writes":
+        stop = Stop(ledger.write)
+        monkeypatch.setattr(ledger, "write", stop)
+    else:
+        stop = Stop(os.replace, lambda source, _: source == ledger._new_path)
+        monkeypatch.setattr(os, "replace", stop)
+    return stop
+
+
+@pytest.mark.parametrize("where", ["before it writes", "at the rename"])
+@pytest.mark.parametrize("first", ["the old owner", "its successor"])
+def test_an_owner_that_wrote_over_its_successor_grants_nothing_that_it_knows_no_more(
+    open_on: Callable[[str], FsBackend],
+    folder: Path,
+    desk: Any,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    short_lease: float,
+    where: str,
+    first: str,
+) -> None:
+    """Neither does the successor: both begin with a count, when what the other had granted has run out."""
+    old, new = open_on("a"), open_on("b")
+    fill(desk, old, "a", 5, folder)
+    assert eventually(lambda: ledger.is_led_by(old))
+    stop = stopped_between_look_and_write(old, where, monkeypatch)
+    try:
+        fill(desk, new, "b", 90, folder)
+        stop.wait()
+        assert ledger.is_led_by(new)
+    finally:
+        late_s = lease_module.boot_s()
+        stop.go_on()
+    assert eventually(lambda: not ledger.is_led_by(new))
+    stores = (old, new) if first == "the old owner" else (new, old)
+    # More than is left of any grant.
+    fill(desk, stores[0], "c", 4, folder)
+    assert lease_module.boot_s() - late_s >= short_lease / 2
+    for turn, store in enumerate(stores):
+        fill(desk, store, f"d{turn}", 60, folder)
+    assert sum(ledger.is_led_by(store) for store in stores) == 1
+
+
+def test_a_farewell_that_comes_late_is_not_taken_for_the_successors(
+    open_on: Callable[[str], FsBackend],
+    folder: Path,
+    desk: Any,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    short_lease: float,
+) -> None:
+    old, new = open_on("a"), open_on("b")
+    fill(desk, old, "a", 5, folder)
+    assert old._space
+    stop = Stop(os.utime, lambda _, times=None: bool(times))
+    monkeypatch.setattr(os, "utime", stop)
+    closing = threading.Thread(target=old.close, name="closing")
+    closing.start()
+    try:
+        stop.wait()
+        fill(desk, new, "b", 90, folder)
+    finally:
+        stop.go_on()
+        closing.join(30)
+    assert ledger.is_led_by(new)
+    assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "kvstore-fs-evictor"][1:])
+    fill(desk, new, "c", 60, folder)
+    assert ledger.is_led_by(new)
+
+
+def test_of_two_that_take_over_the_one_that_was_stopped_knows_it(
+    open_on: Callable[[str], FsBackend],
+    folder: Path,
+    desk: Any,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    short_lease: float,
+) -> None:
+    """It found the ledger abandoned, and writes when another has granted by one of his own."""
+    before, slow = open_on("a"), open_on("b")
+    fill(desk, before, "a", 5, folder)
+    stop = stopped_between_look_and_write(slow, "before it writes", monkeypatch)
+    before.close()
+    results: list[Any] = []
+    item = desk.put_item("b", record(1))
+    putting = threading.Thread(target=lambda: results.extend(slow.put([item], Deadline.after(30))), name="putting")
+    putting.start()
+    try:
+        stop.wait()
+        quick = open_on("c")
+        fill(desk, quick, "c", 90, folder)
+        assert ledger.is_led_by(quick)
+    finally:
+        late_s = lease_module.boot_s()
+        stop.go_on()
+    assert eventually(lambda: ledger.is_led_by(slow))
+    assert lease_module.boot_s() - late_s >= short_lease / 2
+    putting.join(30)
+    assert [result.status for result in results] == [PutStatus.STORED]
+    for store, prefix in ((quick, "d"), (slow, "e")):
+        fill(desk, store, prefix, 60, folder)
+
+
+def test_who_was_stopped_while_nobody_took_over_goes_on_without_a_count(
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, short_lease: float
+) -> None:
+    store = open_folder(max_bytes=BOUND * PAGE)
+    fill(desk, store, "a", 5, folder)
+    assert store._space
+    counted_at = store._space._evictor._counted_at
+    stop = Stop(store._space._ledger.touch)
+    monkeypatch.setattr(store._space._ledger, "touch", stop)
+    stop.wait()
+    time.sleep(2 * short_lease)
+    stop.go_on()
+    fill(desk, store, "b", 20, folder)
+    assert store._space._evictor._counted_at == counted_at
+
+
+def test_a_ledger_that_does_not_know_all_grants_is_taken_over_when_they_have_run_out(
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, short_lease: float
+) -> None:
+    """Its owner was killed before it had waited for that, and is known to be gone at once."""
+    open_folder().close()
+    ledger.write(complete=False)
+    began_s = lease_module.boot_s()
+    store = open_folder(max_bytes=BOUND * PAGE)
+    fill(desk, store, "a", 1, folder)
+    assert lease_module.boot_s() - began_s >= short_lease / 2
+
+
+def test_an_answer_that_comes_late_is_asked_for_again(
+    open_folder: Callable[..., FsBackend], desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one that an old owner wrote over a successor's ledger."""
+    store = open_folder(max_bytes=1000 * PAGE)
+    desk.put(store, "a", record(1))
+    space = store._space
+    assert space
+    real_s, read, slept_s = space_module.boot_s, space._ledger.read, [0.0]
+    monkeypatch.setattr(space_module, "boot_s", lambda: real_s() + slept_s[0])
+
+    def read_and_sleep() -> Any:
+        found = read()
+        answer = found.members.get(space._member())
+        if threading.current_thread() is threading.main_thread() and answer and answer.serial >= space._serial and not slept_s[0]:
+            slept_s[0] = lease_module.LEASE_S / 4
+        return found
+
+    monkeypatch.setattr(space._ledger, "read", read_and_sleep)
+    serial = space._serial
+    assert desk.put(store, "b", record(1, 100 * PAGE)).status is PutStatus.STORED
+    assert slept_s[0]
+    assert space._serial == serial + 2
