@@ -263,6 +263,19 @@ class MissesAnotherSize(CoreMutant):
         return GetResult(GetStatus.MISSING) if result.status is GetStatus.WRONG_SIZE else result
 
 
+class RaisesForAnotherSize(CoreMutant):
+    """Also for readers that race with a replacement, and for a record that was cut."""
+
+    breaks = "KV-CORE-05"
+    profiles = ("atomicity", "concurrency", "deletion", "tier")
+
+    def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
+        result = proceed(get)
+        if result.status is GetStatus.WRONG_SIZE:
+            raise ValueError(f"cannot copy {result.size_bytes} bytes into {get.size_bytes}")
+        return result
+
+
 class MeasuresTheFirstBuffer(CoreMutant):
     breaks = "KV-CORE-05"
 
@@ -846,6 +859,7 @@ MUTANTS = (
     LeavesLargerBuffersHalfFull,
     SwapsTheSizes,
     MissesAnotherSize,
+    RaisesForAnotherSize,
     MeasuresTheFirstBuffer,
     TakesAHundredItems,
     ForgetsWhatFollowsOnTheNextPage,

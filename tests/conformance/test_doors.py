@@ -276,7 +276,7 @@ def test_so_it_is_by_the_command(vendor: Vendor, arguments: list[str], said: str
 
 
 def test_checks_that_are_named_without_a_backend_are_refused(vendor: Vendor) -> None:
-    done = vendor.plain_pytest(str(vendor.sdk / "kvstore_sdk_conformance" / "checks" / "test_core.py"))
+    done = vendor.plain_pytest(str(vendor.sdk / "kvstore_sdk_conformance" / "checks" / "test_records.py"))
     assert done.code == 4
     assert "no backend: give --kvstore-backend=TARGET" in done.err
 

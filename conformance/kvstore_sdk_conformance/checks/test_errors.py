@@ -187,7 +187,7 @@ _WORDS = {
     "get": re.compile(r"\b(get(s|ting)?|load(s|ed|ing)?|read(s|ing)?|download(s|ed|ing)?|fetch(es|ed|ing)?)\b"),
     "delete": re.compile(r"\b(delet(e|es|ed|ing)|remov(e|es|ed|ing)|unlink(s|ed|ing)?)\b"),
     "list": re.compile(r"\b(list(s|ed|ing)?|scan(s|ned|ning)?|walk(s|ed|ing)?|enumerat(e|es|ed|ing))\b"),
-    "usage": re.compile(r"\b(usage|count(s|ed|ing)?)\b"),
+    "usage": re.compile(r"\b(usage|count(s|ed|ing)?|walk(s|ed|ing)?)\b"),
 }
 """What vendors call the operations, as whole words."""
 
