@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+# For the modules that tests share.
+sys.path.insert(0, str(Path(__file__).parent))
+
 CHILD = Path(__file__).with_name("child.py")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded_bench import PAGE, bytes_of, eventually, is_counted, later, record
 
 from kvstore_sdk.backend import (
     ConfigError,
@@ -30,26 +30,7 @@ from kvstore_sdk_backends.fs import FsBackend
 from kvstore_sdk_backends.fs import space as space_module
 from kvstore_sdk_backends.fs.ledger import Ledger
 
-PAGE = 4096
 HOUR = 3600.0
-
-
-def later() -> Deadline:
-    return Deadline.after(30.0)
-
-
-def record(number: int, size: int = PAGE) -> bytes:
-    return bytes([number % 251]) * size
-
-
-def bytes_of(folder: Path) -> int:
-    """Of all records. What goes while they are counted is none."""
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += 0 if "/.kvstore" in above else os.stat(f"{above}/{name}").st_size
-    return total
 
 
 def names_in(folder: Path) -> set[str]:
@@ -59,20 +40,6 @@ def names_in(folder: Path) -> set[str]:
 def age(folder: Path, name: str, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(folder / name, (then, then))
-
-
-def eventually(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    until_s = time.monotonic() + limit_s
-    while not true() and time.monotonic() < until_s:
-        time.sleep(0.005)
-    return true()
-
-
-def is_counted(store: FsBackend) -> bool:
-    """Whether the evictor knows what is there."""
-    assert store._space
-    found = store._space._ledger.read()
-    return bool(found.owner) and not found.counting
 
 
 def test_more_than_the_bound_was_stored_and_the_newest_are_there(open_folder: Callable[..., FsBackend], folder: Path, desk: Any) -> None:

@@ -15,42 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded_bench import PAGE, bytes_of, eventually, is_counted, later, record
 
 from kvstore_sdk.backend import ClosedError, Deadline, DeniedError, GetStatus, Mode, NoSpaceError, PutStatus, UnavailableError
 from kvstore_sdk_backends.fs import FsBackend
-
-PAGE = 4096
-
-
-def later() -> Deadline:
-    return Deadline.after(30.0)
-
-
-def record(number: int, size: int = PAGE) -> bytes:
-    return bytes([number % 251]) * size
-
-
-def bytes_of(folder: Path) -> int:
-    """Of all records. What goes while they are counted is none."""
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += 0 if "/.kvstore" in above else os.stat(f"{above}/{name}").st_size
-    return total
-
-
-def eventually(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    until_s = time.monotonic() + limit_s
-    while not true() and time.monotonic() < until_s:
-        time.sleep(0.005)
-    return true()
-
-
-def is_led(store: FsBackend) -> bool:
-    assert store._space
-    found = store._space._ledger.read()
-    return bool(found.owner) and not found.counting
 
 
 @pytest.fixture
@@ -239,7 +207,7 @@ def test_a_clock_of_this_host_that_is_set_changes_nothing(
     assert desk.get(full, "b/29", PAGE)[0].status is GetStatus.FOUND
     assert (folder / "b/29").stat().st_mtime_ns == before
     assert full.evicted_records == 30
-    assert is_led(full)
+    assert is_counted(full)
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
@@ -327,7 +295,7 @@ def test_a_forked_child_is_refused_and_does_not_evict(full: FsBackend, desk: Any
         assert answer.read() == ClosedError.__name__
     os.waitpid(pid, 0)
     assert desk.put(full, "b", record(1)).status is PutStatus.STORED
-    assert is_led(full)
+    assert is_counted(full)
 
 
 def test_a_closed_backend_leaves_no_descriptor_open(open_folder: Callable[..., FsBackend], desk: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import json
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded_bench import PAGE, bytes_of, eventually, record
 
 from kvstore_sdk.backend import Deadline, NoSpaceError, PutStatus
 from kvstore_sdk_backends.fs import FsBackend, tempfiles
@@ -23,33 +23,11 @@ from kvstore_sdk_backends.fs import evictor as evictor_module
 from kvstore_sdk_backends.fs import lease as lease_module
 from kvstore_sdk_backends.fs import space as space_module
 
-PAGE = 4096
 MANY = 40
 BOUND = 100
 """Pages, where owners are stopped."""
 ELSEWHERE = f"{'f' * 32}-1-{'0' * 16}"
 """A member on a host that is not this one."""
-
-
-def record(number: int, size: int = PAGE) -> bytes:
-    return bytes([number % 251]) * size
-
-
-def bytes_of(folder: Path) -> int:
-    """Of all records. What goes while they are counted is none."""
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += 0 if "/.kvstore" in above else os.stat(f"{above}/{name}").st_size
-    return total
-
-
-def eventually(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    until_s = time.monotonic() + limit_s
-    while not true() and time.monotonic() < until_s:
-        time.sleep(0.005)
-    return true()
 
 
 class LedgerFile:
