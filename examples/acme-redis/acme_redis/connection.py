@@ -16,20 +16,22 @@ CALL = threading.local()
 
 class DeadlineSocket(socket.socket):
     def recv(self, *arguments: Any) -> bytes:
-        return self._in_time().recv(*arguments)
+        self._arm()
+        return super().recv(*arguments)
 
     def recv_into(self, *arguments: Any) -> int:
-        return self._in_time().recv_into(*arguments)
+        self._arm()
+        return super().recv_into(*arguments)
 
     def sendall(self, *arguments: Any) -> None:
-        self._in_time().sendall(*arguments)
+        self._arm()
+        super().sendall(*arguments)
 
-    def _in_time(self) -> Any:
+    def _arm(self) -> None:
         if self.gettimeout() != 0:  # 0 is the pool, looking whether the server has hung up
             if not (remaining_s := CALL.deadline.remaining_s()):
                 raise TimeoutError("the deadline passed")
             self.settimeout(remaining_s)
-        return super()
 
 
 class DeadlineConnection(redis.Connection):
