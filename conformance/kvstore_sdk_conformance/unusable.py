@@ -23,16 +23,20 @@ CLOSE_S = 10.0
 
 
 def unusable(place: Place, target: Target) -> Iterator[tuple[str, Place]]:
-    """The place with another location, and with nonsense in one option after the other; each with what was done, in words.
+    """The place with other locations, and with nonsense in one option after the other; each with what was done, in words.
 
-    All of it is the path of something below a file: as a path it cannot be made, and it is no address, no number and no word.
+    The nonsense is the path of something below a file: as a path it cannot be made, and it is no address, no number and no word.
     """
     with tempfile.NamedTemporaryFile(prefix="kvstore-conformance-") as file:
         nonsense = f"{file.name}/x"
         if place.location is not None:
             yield "a location below a file", replace(place, location=nonsense)
+            yield "a NUL in its location", replace(place, location=f"{place.location}\0x")
         else:
-            yield "a location that nothing is at", replace(place, target=_elsewhere(place.target, nonsense))
+            parts = urlsplit(place.target)
+            elsewhere = parts._replace(netloc=NOBODY) if parts.netloc else parts._replace(path=nonsense)
+            yield "a location that nothing is at", replace(place, target=urlunsplit(elsewhere))
+            yield "a NUL in its location", replace(place, target=urlunsplit(parts._replace(path=f"{parts.path}%00x")))
         for name, option in backend_options(target.target.replace(FRESH, "x")).items():
             # Wrong secrets are another requirement's, and what stands in a URL cannot be given twice.
             if takes_text(option) and not option.secret and f"{name}=" not in urlsplit(place.target).query:
@@ -67,8 +71,3 @@ def is_foreign(error: BaseException) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_sdk = bool(frames) and frames[-1].f_globals.get("__name__") == registry.__name__
     return by_sdk and cause is not None and not isinstance(cause, OSError)
-
-
-def _elsewhere(url: str, path: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=NOBODY) if parts.netloc else parts._replace(path=path))

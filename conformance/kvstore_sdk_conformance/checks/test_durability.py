@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvstore_sdk.backend import ConfigError, Mode, PutStatus
+from kvstore_sdk.backend import Advice, ConfigError, Mode, PutResult, PutStatus
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.counting import is_counted
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import ConformanceFailure, require
 from kvstore_sdk_conformance.run import Run
-from kvstore_sdk_conformance.steps import look, until
+from kvstore_sdk_conformance.steps import is_lost, look, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -26,7 +26,6 @@ WARM = 2
 """Large puts before the one that is killed: how long the last of them took says when. The first is slower than others."""
 EXAMPLES_A_KILL = 8
 _GOOD = ("STORED", "EXISTS")
-_LOST = ("UNKNOWN", "IN_DOUBT", "TIMED_OUT")
 
 
 @proves("KV-DUR-01")
@@ -206,7 +205,7 @@ def _kill(
     for line in child.left():
         # What it had answered by then counts, read or not.
         killed.read(line)
-    bad = [status for status in killed.answered.values() if status not in (*_GOOD, *_LOST)]
+    bad = [status for status in killed.answered.values() if status not in _GOOD and not is_lost(PutResult(PutStatus[status]))]
     require(not bad, "STORED from every put of another process", bad, breaks="KV-CORE-01")
     return killed
 
@@ -295,7 +294,7 @@ def _store_by(view: View, name: str, record: Record, mode: Mode, end_s: float, w
         result = view.put(name, record, mode)
         if result.status.name in _GOOD:
             break
-        again = result.status.name in _LOST or (result.error is not None and result.error.advice.name == "RETRY")
+        again = is_lost(result) or (result.error is not None and result.error.advice is Advice.RETRY)
         expected = f"STORED within {AGAIN_S:g} s of kill -9 of the process that was putting {name}, in a view {whose}"
         require(again and time.monotonic() < end_s, expected, result, note=f"{mode}")
         time.sleep(0.05)
