@@ -18,6 +18,12 @@ def test_a_right_backend_breaks_nothing(name: str, tmp_path: Path) -> None:
     assert ran.verdict("liveness") == ran.verdict("errors") == "CONFORMANT"
 
 
+def test_a_store_may_count_whole_blocks(tmp_path: Path) -> None:
+    ran = run_suite("references:open_blocks", tmp_path, "core", "deletion", "capacity")
+    assert ran.ids("fail") | ran.ids("error") | ran.ids("blocked") == set()
+    assert ran.verdict("capacity") == "CONFORMANT"
+
+
 @pytest.mark.parametrize("name", ["read_only", "raising_read_only"])
 def test_a_right_backend_that_takes_no_writes_breaks_nothing(name: str, tmp_path: Path) -> None:
     ran = run_suite(f"references:open_{name}", tmp_path, "core", "liveness", "errors")
