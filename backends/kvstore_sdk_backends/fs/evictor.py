@@ -173,8 +173,8 @@ class Evictor:
         self._news()
 
     def _limit(self) -> None:
-        """The smallest bound of those that have the folder open is kept: none of them finds more in it than it was told."""
-        self._state.max_bytes = min([self._max_bytes, *(member.limit for member in self._state.members.values() if member.limit > 0)])
+        """The largest bound of those that have the folder open is kept: one that was started with a wrong one evicts nothing of others."""
+        self._state.max_bytes = max([self._max_bytes, *(member.limit for member in self._state.members.values())])
 
     def _turn(self) -> None:
         self._lease.keep()

@@ -133,7 +133,7 @@ class Space:
         found = self._ledger.read()
         if not self._evictor.lead_if_vacant(found) and found.max_bytes not in (0, self._max_bytes):
             _log.warning(
-                "fs %s: max_bytes %d here, %d for others; the smaller one is kept while both are open",
+                "fs %s: max_bytes %d here, %d for others; the larger one is kept while both are open",
                 self._root,
                 self._max_bytes,
                 found.max_bytes,
@@ -227,7 +227,7 @@ class Space:
                 return
             answer = found.members.get(member)
             if answer and answer.serial >= serial:
-                self._adopt(answer, sent_s, name)
+                self._adopt(answer, sent_s, name, found.max_bytes)
                 return
             if not self._evictor.lead_if_vacant(found) and size > found.max_bytes > 0:
                 problem = f"{size} bytes are more than the {found.max_bytes} that another process allows this folder (max_bytes)"
@@ -241,9 +241,9 @@ class Space:
             self._news.wait(step_s)
             step_s = min(2 * step_s, _STEP_S)
 
-    def _adopt(self, answer: Member, sent_s: float, name: str) -> None:
+    def _adopt(self, answer: Member, sent_s: float, name: str, max_bytes: int) -> None:
         if answer.denied:
-            problem = f"{self._max_bytes} bytes (max_bytes) are taken by what cannot be evicted; remove it"
+            problem = f"{max_bytes} bytes (max_bytes) are taken by what cannot be evicted; remove it"
             raise NoSpaceError(f"fs put {self._root}/{name}: {problem}")
         with self._changed:
             self._allowance = answer.allowance
