@@ -12,13 +12,14 @@ that nobody can set:
   finding the ledger abandoned to having written his own may have written over one that grants already, and knows it.
 - **An owner that was stopped between its look and its write knows it too.** Nobody takes over from an owner that touched the ledger less
   than `LEASE_S` ago, so a write that ends within half of that met no successor. After one that ended later it grants nothing more, and
-  neither touches nor gives up what it wrote. The successor that it may have written over finds another's name at its next look, which it
-  takes before each write and at least every `LEASE_S / 4`, and grants nothing more either.
+  marks what it wrote as doubtful. The successor that it may have written over finds itself not named at its next look, which it takes
+  before each write and at least every `LEASE_S / 4`, and grants nothing more either.
 - **What such a write granted is used by nobody.** Members take an answer within `LEASE_S / 4` of asking, and the request was heard while
   the lease was certain.
 - **What the one that was written over had granted** is valid, and stands in no ledger. It runs out within `LEASE_S / 2`. Whoever takes
-  over a ledger that may be such a one waits for so long before he counts: one whose owner fell silent, or had not waited to the end.
-- A touch and a farewell are done to the very file that was read, not to its name, so they never meet a successor's.
+  over a ledger that may be such a one waits for so long before he counts: one whose owner fell silent, marked it, or had not waited to
+  the end himself.
+- A touch, a farewell and that mark are done to the very file that was read, not to its name, so they never meet a successor's.
 
 What is left, if such a late write happens at all: its owner is **killed in the midst of it**, before it knows, for then the next one on
 its kernel does not wait; a put that had been granted room by the one that was written over **goes on for more than half a lease**, and its
@@ -32,6 +33,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from contextlib import suppress
 
 from kvstore_sdk_backends.fs.ledger import Ledger, Reading, boot_s
 from kvstore_sdk_backends.fs.tempfiles import is_gone
@@ -169,9 +171,15 @@ class Lease:
         """
         self.hold()
         began_s = boot_s()
-        self._ledger.write(state)
-        if boot_s() - self._kept_at >= LEASE_S / 2:
-            self._late = True
+        try:
+            self._ledger.write(state)
+        finally:
+            # Also when it failed: a file server may have done it and lost the answer.
+            if boot_s() - self._kept_at >= LEASE_S / 2:
+                self._late = True
+                with suppress(OSError):
+                    self._ledger.release(self.owner, complete=False)
+        if self._late:
             raise LeaseLost
         self._kept_at = began_s
 
@@ -183,4 +191,4 @@ class Lease:
             OSError: the ledger cannot be touched.
         """
         self.hold()
-        self._ledger.release(self.owner)
+        self._ledger.release(self.owner, complete=True)

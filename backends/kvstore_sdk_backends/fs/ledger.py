@@ -37,6 +37,8 @@ _MAX_BYTES = 16 << 20
 """A hundred thousand members; more is no ledger."""
 _RELEASED_S = 1_000_000_000
 """The time of last change of a ledger whose owner is gone: a second of 2001, which every filesystem can keep."""
+_DOUBTFUL_S = _RELEASED_S + 60
+"""The same, if it may have been written over another's."""
 _TRIES = 4
 
 
@@ -226,13 +228,14 @@ class Ledger:
         """
         return self._set_time(owner, None)
 
-    def release(self, owner: str) -> bool:
-        """Say that `owner` is gone. False, and nothing was done: the ledger is not his.
+    def release(self, owner: str, complete: bool) -> bool:
+        """Say that `owner` is gone, and that not all grants are in it if it is not `complete`. False: the ledger is not his.
 
         Raises:
             OSError: the ledger cannot be touched.
         """
-        return self._set_time(owner, (_RELEASED_S, _RELEASED_S))
+        time_s = _RELEASED_S if complete else _DOUBTFUL_S
+        return self._set_time(owner, (time_s, time_s))
 
     def _set_time(self, owner: str, times: tuple[int, int] | None) -> bool:
         try:
@@ -302,8 +305,9 @@ def _reading_of(fd: int) -> Reading:
         return Reading()
     found = _parse(os.read(fd, facts.st_size + 1))
     found.version, found.at_s = (facts.st_mtime_ns, facts.st_ino), facts.st_mtime
-    if int(facts.st_mtime) == _RELEASED_S:
+    if int(facts.st_mtime) in (_RELEASED_S, _DOUBTFUL_S):
         found.owner = ""
+        found.complete &= int(facts.st_mtime) == _RELEASED_S
     return found
 
 

@@ -22,6 +22,7 @@ from kvstore_sdk_backends.fs import FsBackend, tempfiles
 from kvstore_sdk_backends.fs import evictor as evictor_module
 from kvstore_sdk_backends.fs import lease as lease_module
 from kvstore_sdk_backends.fs import space as space_module
+from kvstore_sdk_backends.fs.ledger import Ledger, Reading
 
 MANY = 40
 BOUND = 100
@@ -43,6 +44,9 @@ class LedgerFile:
             return {"owner": "", "counting": True}
         return found
 
+    def read(self) -> Reading:
+        return Ledger(str(self.path.parents[2])).read()
+
     def write(self, **values: Any) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_name("test.new")
@@ -54,8 +58,8 @@ class LedgerFile:
         os.utime(self.path, (then, then))
 
     def is_led_by(self, store: FsBackend) -> bool:
-        body = self.body()
-        return body["owner"] == store._records.identity() and not body["counting"]
+        found = self.read()
+        return found.owner == store._records.identity() and not found.counting
 
 
 @pytest.fixture
@@ -456,7 +460,8 @@ def test_an_owner_that_wrote_over_its_successor_grants_nothing_that_it_knows_no_
     finally:
         late_s = lease_module.boot_s()
         stop.go_on()
-    assert eventually(lambda: not ledger.is_led_by(new))
+    # Marked, should its process end now, and be known to be gone at once.
+    assert eventually(lambda: (ledger.read().owner, ledger.read().complete) == ("", False))
     stores = (old, new) if first == "the old owner" else (new, old)
     # More than is left of any grant.
     fill(desk, stores[0], "c", 4, folder)
