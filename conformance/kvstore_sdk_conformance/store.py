@@ -35,11 +35,11 @@ class Store:
         figures: What a check measured, by name.
     """
 
-    def __init__(self, target: Target, seed: str, capacity_bytes: int | None = None) -> None:
+    def __init__(self, target: Target, seed: str, capacity_bytes: int | None = None, *, place: Place | None = None) -> None:
         self.random = random.Random(seed)
         self.calls = Calls()
         self._called = "store"
-        self.place: Place = target.fresh()
+        self.place: Place = place or target.fresh()
         self._views: list[View] = []
         self._made: set[str] = set()
         self._children: list[Child] = []
@@ -84,8 +84,9 @@ class Store:
         return child
 
     def elsewhere(self) -> Store:
-        """Another fresh location of the same target."""
-        other = Store(self._target, str(self.random.random()), self._capacity_bytes)
+        """Another fresh location of the same target, which begins with this one."""
+        place = self.place.beside(len(self._others) + 1)
+        other = Store(self._target, str(self.random.random()), self._capacity_bytes, place=place)
         other.calls, other._called = self.calls, self.calls.new_place()
         self.calls.append(f"{other._called} = {self._called}.elsewhere()")
         self._others.append(other)

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
@@ -44,6 +44,16 @@ class Place:
             KVStoreError: as `open_backend`.
         """
         return open_backend(self.target, self.options, location=self.location)
+
+    def beside(self, number: int) -> Place:
+        """Another location, which is written like this one and `number` characters more: whoever tells them apart by a prefix does not."""
+        more = "0" * number
+        if self.location is not None:
+            # A temporary folder holds both, and goes with the first one.
+            own = self.folder is not None and self.location.startswith(self.folder) and self.location != self.folder
+            return replace(self, location=self.location + more, folder=None if own or self.folder is None else self.folder + more)
+        url, mark, query = self.target.partition("?")
+        return replace(self, target=f"{url}{more}{mark}{query}", folder=None if self.folder is None else self.folder + more)
 
     def discard(self) -> None:
         """Remove the folder, if there is one. What lies elsewhere is removed record by record, by whoever stored it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from kvstore_sdk.backend import GetStatus, PutStatus, SupportsSettle
+from kvstore_sdk.backend import GetStatus, Mode, Put, PutStatus, SupportsSettle
 from kvstore_sdk_conformance.check import proves
 from kvstore_sdk_conformance.data import Record
 from kvstore_sdk_conformance.failure import CallRaised, ConformanceFailure, require, show
+from kvstore_sdk_conformance.steps import is_lost
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
@@ -120,7 +121,10 @@ def test_a_bad_item_fails_alone(store: Store, view: View) -> None:
     statuses = [result.status for (name, _), result in zip(puts, results, strict=True) if name in good]
     require(statuses == [PutStatus.STORED] * len(good), "STORED for the items beside one that is there already", results)
     gets = [(name, size) for name in good]
-    for bad, bad_size in ((missing, size), (good[0], view.fit(2 * size))):
+    long = store.name()
+    view.store((long, Record(view.fit(2 * size), 7)))
+    # Missing, and with buffers that are too large and too small.
+    for bad, bad_size in dict.fromkeys(((missing, size), (good[0], view.fit(2 * size)), (long, size))):
         asked = [*gets[:place], (bad, bad_size), *gets[place:]]
         try:
             found = view.get_all(asked)
@@ -130,12 +134,32 @@ def test_a_bad_item_fails_alone(store: Store, view: View) -> None:
             if index != place:
                 right = got.result.status is GetStatus.FOUND and got.bytes == Record(size, good.index(name)).bytes
                 require(right, f"FOUND with its bytes for an item beside one of {bad!r}", got.result)
+    _check_modes_beside_each_other(store, view, size)
     try:
         there = view.exists(*good[:place], missing, *good[place:])
     except CallRaised as raised:
         raise ConformanceFailure("an answer for each item of exists, one of which is missing", raised.seen) from raised
     del there[place]
     require(there == [True] * len(good), "True for the names beside one that is missing", there)
+
+
+def _check_modes_beside_each_other(store: Store, view: View, size: int) -> None:
+    kept, replaced = store.names(2)
+    view.store((kept, Record(size, 1)), (replaced, Record(size, 2)))
+    store.calls.append(f"# in one call a CREATE of {kept!r} and a REPLACE of {replaced!r}, in both orders")
+    for tag, modes in enumerate(({kept: Mode.CREATE, replaced: Mode.REPLACE}, {replaced: Mode.REPLACE, kept: Mode.CREATE}), 3):
+        with view.lend([size, size]) as arena:
+            for buffer in arena.buffers:
+                buffer.view[:] = Record(size, tag).bytes
+            puts = [Put(name, (buffer,), mode) for (name, mode), buffer in zip(modes.items(), arena.buffers, strict=True)]
+            answers = dict(zip(modes, view.raw("put", puts), strict=True))
+        if not is_lost(answers[replaced]):
+            require(answers[replaced].status is PutStatus.STORED, "STORED from a REPLACE beside a CREATE", answers[replaced])
+            view.check_found(replaced, Record(size, tag), note="after a REPLACE beside a CREATE")
+        if answers[kept].status is PutStatus.EXISTS:
+            view.check_found(kept, Record(size, 1), note="after a CREATE beside a REPLACE answered EXISTS")
+        else:
+            view.store((kept, Record(size, 1)), mode=Mode.REPLACE)
 
 
 @proves("KV-CORE-20")

@@ -23,7 +23,7 @@ ITEMS = 24
 PUTS = 20 * ITEMS
 """More than are made to fail, or to fail in vain, in one check."""
 TAGS = 8
-SIZES = (1 << 20, 65536)
+SIZES = (3 << 20, 65536)
 """One that is written in pieces, and one of which many are written in that time."""
 
 

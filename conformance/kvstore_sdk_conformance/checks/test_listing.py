@@ -24,6 +24,9 @@ WRITER_S = 60.0
 LARGE = 8 << 20
 FRACTIONS = (0.2, 0.5, 0.8)
 
+MANY = 1100
+"""Of one more page than the default asks for."""
+
 
 @proves("KV-LIST-01")
 def test_a_walk_shows_every_record_once_with_its_size(store: Store, view: View) -> None:
@@ -37,6 +40,11 @@ def test_a_walk_shows_every_record_once_with_its_size(store: Store, view: View) 
     view.store((name, Record(sizes[name], 99)), mode=Mode.REPLACE)
     for limit in (7, 3):
         _require_shown(view.walk(limit=limit), sizes, f"in pages of {limit}")
+    # More than one page of the default length, and of what databases and object stores give at once.
+    if view.capabilities.max_batch >= 16 and view.room_for(MANY, view.fit(1)) == MANY:
+        many = {name: view.fit(1) for name in store.names(MANY)}
+        view.store(*((name, Record(size, 1)) for name, size in many.items()))
+        _require_shown(view.walk(), sizes | many, f"after {MANY} more were stored")
 
 
 @proves("KV-LIST-02")

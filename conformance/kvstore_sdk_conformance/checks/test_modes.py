@@ -41,6 +41,12 @@ def test_exists_is_answered_only_for_what_is_visible_and_to_create(store: Store,
         view.get(new, size)
     result = view.put(new, Record(size, 2), Mode.CREATE)
     require(result.status is not PutStatus.EXISTS, f"STORED for {new}, which is not there", result)
+    late = store.name()
+    # One that was given up must not leave a lock behind, or a note that the record is there.
+    gone = view.put(late, Record(size, 4), Mode.REPLACE, timeout_s=-1.0)
+    if gone.status is PutStatus.TIMED_OUT:
+        result = view.put(late, Record(size, 5), Mode.CREATE)
+        require(result.status is not PutStatus.EXISTS, f"STORED for {late}, of which a REPLACE timed out", result)
     for name, what in ((old, "which is there"), (store.name(), "which is not there")):
         result = view.put(name, Record(size, 3), Mode.REPLACE)
         require(result.status is not PutStatus.EXISTS, f"STORED from a REPLACE of {name}, {what}", result)

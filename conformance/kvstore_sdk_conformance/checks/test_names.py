@@ -58,6 +58,9 @@ def test_every_valid_name_is_a_record_of_its_own(store: Store, view: View) -> No
         full = (segments + "q" * length)[:length].rstrip("/")
         full += "q" * (length - len(full))
         names += [full, full[:-1] + "Q"]
+    # As many folders as a name has room for.
+    deep = "/".join("s" * ((longest + 1) // 2))
+    names += [deep, f"{deep[:-1]}t"]
     names = list(dict.fromkeys(name for name in names if is_valid_name(name, longest) and not _is_folder_of_another(name, names)))
     records = {name: Record(view.fit(64), tag) for tag, name in enumerate(names)}
     for name, record in records.items():
