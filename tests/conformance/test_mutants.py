@@ -15,6 +15,7 @@ import mutants_durability
 import mutants_errors
 import mutants_listing
 import mutants_liveness
+import mutants_more
 import mutants_performance
 import mutants_regions
 import mutants_sharing
@@ -37,6 +38,7 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_listing.MUTANTS,
     *mutants_errors.MUTANTS,
     *mutants_liveness.MUTANTS,
+    *mutants_more.MUTANTS,
     *mutants_regions.MUTANTS,
     *mutants_performance.MUTANTS,
     *mutants_sharing.MUTANTS,

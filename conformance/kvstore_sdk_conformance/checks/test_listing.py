@@ -71,6 +71,10 @@ def test_a_prefix_is_text_that_may_end_anywhere(store: Store, view: View) -> Non
         "b/x",
         "a/",
         "c/000",
+        # What a pattern takes for any character.
+        "a_",
+        "b.",
+        "_",
     ]
     prefixes += [sdk[:10], sdk[: sdk.rindex("/")], sdk[: sdk.rindex("/") + 1], sdk[: sdk.rindex("/") + 9], sdk, f"{sdk}0"]
     for prefix in prefixes:
