@@ -193,6 +193,9 @@ def verdict(profile: Profile, results: Mapping[str, Result]) -> tuple[Verdict, s
         return Verdict.NOT, f"{failed} of {len(statuses)} requirements are broken or blocked"
     if unknown := statuses.count(Status.NOT_RUN) + statuses.count(Status.ERROR):
         return Verdict.INCOMPLETE, f"{unknown} of {len(statuses)} requirements not checked"
-    if deviations := statuses.count(Status.DEVIATION) + len(excused):
+    if excused:
+        # Nobody knows what of it is a consequence of what was declared.
+        return Verdict.INCOMPLETE, f"{len(excused)} of {len(statuses)} requirements cannot be judged beside the declared deviations"
+    if deviations := statuses.count(Status.DEVIATION):
         return Verdict.PARTLY, f"{deviations} declared deviation{'s' if deviations > 1 else ''}"
     return Verdict.CONFORMANT, ""

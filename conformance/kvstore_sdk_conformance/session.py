@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -36,6 +39,9 @@ RUN = pytest.StashKey[runs.Run]()
 _REASON = pytest.StashKey[tuple[Status, str, tuple[str, ...]]]()
 COMMAND_INI = Path(__file__).with_name("command.ini")
 """The configuration of pytest under the command `kvstore conformance`."""
+
+CHECK_S = 600.0
+"""Longest that one check may take. All of them together took 400 s on a correct store that needs 200 ms for a call."""
 
 _CHECKS = Path(__file__).parent / "checks"
 _FINDINGS = "kvstore_findings"
@@ -111,6 +117,10 @@ class Session:
             # A script without `if __name__ == "__main__"`: its exit code would be taken for the verdict.
             problem = f"the backend's module ended Python with exit code {error.code!r} while it was imported or opened"
             raise pytest.UsageError(f"kvstore-sdk conformance: {problem}") from None
+        if not (hasattr(config, "workerinput") or option("collectonly")):
+            # A run that does not come to its end must not leave the verdict of another one behind.
+            for path in option("kvstore_report"):
+                Path(path).unlink(missing_ok=True)
         config.stash[RUN] = run
         return cls(config, run)
 
@@ -148,6 +158,33 @@ class Session:
         """For xdist: all workers use one seed."""
         node.workerinput["kvstore_seed"] = self._run.seed
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Bound a check as a whole: calls are, but an object of the backend may hang where it is only looked at."""
+        if _requirement(item) is None:
+            return (yield)
+        timer = threading.Timer(CHECK_S, self._give_up, [item.nodeid])
+        timer.daemon = True
+        timer.start()
+        try:
+            return (yield)
+        finally:
+            timer.cancel()
+
+    def _give_up(self, check: str) -> None:
+        """End the process, with what is known by now: whoever hangs cannot be interrupted."""
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if capture is not None:
+            capture.suspend_global_capture(in_=True)
+        self._notes.append(f"{check} did not end within {CHECK_S:g} s, in a place where no call is watched; the run was given up.")
+        if not self._is_worker:
+            self._conclude()
+            for line in self._lines():
+                sys.stderr.write(f"{line}\n")
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        os._exit(int(pytest.ExitCode.TESTS_FAILED))
+
     # What became of them.
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -174,8 +211,8 @@ class Session:
             return report
         found = self._findings(item, call, requirement)
         for result in found:
-            # One whose own check held is not as broken as that: what builds on it can still be judged.
-            if result.status in (Status.FAIL, Status.DEVIATION) and result.requirement.id not in self._run.held:
+            # What builds on one whose own check held, or on a declared deviation, may still hold, and is tried.
+            if result.status is Status.FAIL and result.requirement.id not in self._run.held:
                 self._run.broken.add(result.requirement.id)
             elif result.status is Status.PASS:
                 self._run.held.add(result.requirement.id)
@@ -217,8 +254,14 @@ class Session:
         # Checks that are only listed, or tests of the vendor's own.
         if self._config.getoption("collectonly") or not (self._found or empty):
             return
-        self._results = judge(self._found)
+        good = self._conclude()
         self._move_blocked()
+        if session.exitstatus == pytest.ExitCode.OK and not good:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _conclude(self) -> bool:
+        """Judge what was found, and write reports. Whether the run is a pass."""
+        self._results = judge(self._found)
         statuses = {result.status for result in self._results.values()}
         self._stale = [id_ for id_ in self._run.deviations if self._results[id_].status in (Status.PASS, Status.NOT_APPLICABLE)]
         self._report = Report.of(self._run, self._results, self._stale, self._redact, time.monotonic() - self._began_s)
@@ -226,9 +269,7 @@ class Session:
         if nothing:
             self._notes.append("Nothing was checked, so the run is no pass.")
         unwritten = self._write_reports()
-        bad = nothing or unwritten or self._stale or statuses & {Status.FAIL, Status.ERROR}
-        if session.exitstatus == pytest.ExitCode.OK and bad:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return not (nothing or unwritten or self._stale or statuses & {Status.FAIL, Status.ERROR})
 
     def _move_blocked(self) -> None:
         """Show no failure that follows from another one, which was found later."""
@@ -271,8 +312,12 @@ class Session:
                 terminalreporter.write_sep("_", "advisory")
                 terminalreporter.write_line(self._block(result))
         terminalreporter.write_sep("=", "kvstore-sdk conformance")
-        for line in (*summary(self._report), *self._notes):
+        for line in self._lines():
             terminalreporter.write_line(line)
+
+    def _lines(self) -> list[str]:
+        assert self._report is not None
+        return [*summary(self._report), *self._notes]
 
     def _findings(self, item: pytest.Item, call: pytest.CallInfo[None], requirement: Requirement) -> list[Result]:
         seconds = call.duration

@@ -220,8 +220,10 @@ def test_a_get_touches_its_buffers_alone(store: Store, view: View) -> None:
 
 @proves("KV-CORE-16")
 def test_what_was_stored_does_not_follow_its_buffers(store: Store, view: View) -> None:
-    for size, mode in itertools.product(sorted({view.fit(4096), view.fit(65536), view.fit(3 << 20)}), Mode):
-        name, later = store.name(), bytes([INSIDE]) * min(size, 64)
+    names = {view.fit(size): store.name() for size in (4096, 65536, 3 << 20)}
+    for size, mode in itertools.product(names, (Mode.CREATE, Mode.REPLACE)):
+        # One that is new, and then one that replaces it.
+        name, later = names[size], bytes([INSIDE]) * min(size, 64)
         with view.lend([size]) as arena, contextlib.suppress(CallRaised):
             view.put_from(arena, name, Record(size, 5), mode)
             arena.buffers[0].view[:] = bytes([INSIDE]) * size
