@@ -15,6 +15,8 @@ __all__ = ["Redactor"]
 SHORT = 6
 """A value of fewer characters is hidden where it stands alone: within words it would make a text unreadable, and anybody can guess it."""
 _HIDDEN = "***"
+_USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
+"""Who logs in, in a URL, and with what."""
 _CODE = re.compile("%[0-9A-Fa-f]{2}")
 """In a URL, of which small letters mean the same."""
 
@@ -35,6 +37,7 @@ class Redactor:
         # What a URL carries as options may be anything.
         if self._query:
             text = text.replace(f"?{self._query}", "?...")
+        text = _USER.sub(f"{_HIDDEN}@", text)
         return self._secrets.sub(_HIDDEN, text) if self._secrets else text
 
 

@@ -25,7 +25,11 @@ from kvstore_sdk.errors import ConfigError
 
 __all__ = ["Bounds", "OptionInfo", "options_of", "parse_options"]
 
-_SECRET = re.compile(r"secret|passw|passphrase|pwd|token|credential|signature|key($|_)|(^|_)(auth|sas|salt)($|_)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|passphrase|pwd|token|credential|signature|authorization|bearer|cookie|connection_string|key($|_)|"
+    r"(^|_)(auth|dsn|jwt|sas|salt)($|_)",
+    re.IGNORECASE,
+)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*")
 _SIZES = {"B": 1} | {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")} | {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h|d)?\s*")

@@ -95,3 +95,8 @@ def test_what_is_no_secret_is_shown() -> None:
 def test_a_backend_that_cannot_be_imported_has_secrets_all_the_same() -> None:
     redact = Redactor(Target("no_such_module:open_store", {"password": "hunter22"}))
     assert redact("hunter22") == "***"
+
+
+def test_who_logs_in_by_a_url_is_hidden_whatever_the_option_is_called() -> None:
+    redact = Redactor(Target("acme:open_store", {"endpoint": "redis://me:hunter2@10.0.0.7/0"}))
+    assert redact("cannot reach redis://me:hunter2@10.0.0.7/0 as me") == "cannot reach redis://***@10.0.0.7/0 as me"
