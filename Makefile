@@ -29,10 +29,14 @@ demo:
 
 test: test-core test-engine
 
+# The suite on backends that are wrong on purpose waits much and computes little.
+SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest tests/conformance -n 2 --dist worksteal
+
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
 test-core:
 	@$(ENV) engine
-	suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest --ignore=tests/vllm -m "not long"
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance -m "not long"
+	$(SUITE_TESTS) -m "not long"
 
 test-engine:
 	@$(ENV) engine
@@ -40,7 +44,8 @@ test-engine:
 
 test-all:
 	@$(ENV) engine
-	suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest --ignore=tests/vllm
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance
+	$(SUITE_TESTS)
 	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
 
 # In an environment without an engine, as a vendor has it.
