@@ -44,6 +44,7 @@ _PAGES = 10_000
 
 _GOOD_PUTS = (PutStatus.STORED, PutStatus.EXISTS)
 _LOST = (PutStatus.UNKNOWN, PutStatus.IN_DOUBT)
+_LOST_GETS = (GetStatus.IN_DOUBT, GetStatus.TIMED_OUT)
 _AGAIN = (PutStatus.UNKNOWN, PutStatus.TIMED_OUT, PutStatus.IN_DOUBT)
 
 
@@ -58,11 +59,9 @@ class Got:
 class View(WatchedBackend):
     """A watched backend in names and records.
 
-    A put or delete without `timeout_s` is *settled*, so that checks need not know of stores that lose answers or show things late: a
-    put that answers UNKNOWN is repeated, and where `read_after_write` is not declared, the effect is waited for in this view.
-
-    Args:
-        capacity_bytes: What the location holds; None: no bound is known.
+    An operation without `timeout_s` is *settled*, so that checks need not know of stores that lose answers or show things late: a put that
+    answers UNKNOWN and a get that ran out of time are repeated, and where `read_after_write` is not declared, the effect is waited for in
+    this view.
     """
 
     def __init__(self, label: str, backend: Backend, log: Callable[[str], None], capacity_bytes: int | None = None) -> None:
@@ -135,6 +134,20 @@ class View(WatchedBackend):
         """Put what lies in these buffers, wherever they come from. The check logs it."""
         return self._put([Put(name, tuple(parts), mode)], timeout_s)
 
+    def put_items(self, puts: Sequence[Put]) -> list[PutResult]:
+        """Put what the check has made itself, in one call. The check logs it."""
+        return self._put(puts, None)
+
+    def get_items(self, gets: Sequence[Get]) -> list[GetResult]:
+        """Get what the check has made itself, in one call. The check logs it."""
+        results: list[GetResult] = list(self._call("get", gets))
+        for _ in range(_TRIES):
+            if not (lost := [index for index, result in enumerate(results) if result.status in _LOST_GETS]):
+                break
+            for index, result in zip(lost, self._call("get", [gets[index] for index in lost]), strict=True):
+                results[index] = result
+        return results
+
     def get_into(self, arena: Arena, name: str, *, timeout_s: float | None = None) -> GetResult:
         """Get a record into all buffers of an arena, which stays the check's."""
         self._log(f"{self._label}.get({name!r}, {', '.join(str(buffer.length) for buffer in arena.buffers)})")
@@ -154,7 +167,10 @@ class View(WatchedBackend):
             _blank(arena.buffers)
             gets = [Get(name, (buffer,)) for buffer, (name, _) in zip(arena.buffers, wanted, strict=True)]
             results = self._call("get", gets, timeout_s)
-            return [Got(result, bytes(buffer.view)) for result, buffer in zip(results, arena.buffers, strict=True)]
+            found = [Got(result, bytes(buffer.view)) for result, buffer in zip(results, arena.buffers, strict=True)]
+        if timeout_s is not None:
+            return found
+        return [self._look(*item) if got.result.status in _LOST_GETS else got for item, got in zip(wanted, found, strict=True)]
 
     def exists(self, *names: str, timeout_s: float = CALL_S) -> list[bool | Failure]:
         self._log(f"{self._label}.exists({', '.join(map(repr, names))})")
@@ -277,8 +293,11 @@ class View(WatchedBackend):
             return self._get(arena, name)
 
     def _get(self, arena: Arena, name: str, timeout_s: float | None = None) -> Got:
-        _blank(arena.buffers)
-        [result] = self._call("get", [Get(name, tuple(arena.buffers))], timeout_s)
+        for left in reversed(range(_TRIES)):
+            _blank(arena.buffers)
+            [result] = self._call("get", [Get(name, tuple(arena.buffers))], timeout_s)
+            if timeout_s is not None or not left or result.status not in _LOST_GETS:
+                break
         return Got(result, b"".join(buffer.view for buffer in arena.buffers))
 
 

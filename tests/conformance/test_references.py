@@ -18,6 +18,11 @@ def test_a_right_backend_breaks_nothing(name: str, tmp_path: Path) -> None:
     assert ran.verdict("liveness") == ran.verdict("errors") == "CONFORMANT"
 
 
+def test_answers_that_are_in_doubt_now_and_then_break_nothing_elsewhere(tmp_path: Path) -> None:
+    ran = run_suite("references:open_in_doubt", tmp_path, "core", "atomicity")
+    assert ran.ids("fail") | ran.ids("error") | ran.ids("blocked") == set()
+
+
 def test_a_store_may_count_whole_blocks(tmp_path: Path) -> None:
     ran = run_suite("references:open_blocks", tmp_path, "core", "deletion", "capacity")
     assert ran.ids("fail") | ran.ids("error") | ran.ids("blocked") == set()

@@ -155,7 +155,7 @@ def _check_modes_beside_each_other(store: Store, view: View, size: int) -> None:
             for buffer in arena.buffers:
                 buffer.view[:] = Record(size, tag).bytes
             puts = [Put(name, (buffer,), mode) for (name, mode), buffer in zip(modes.items(), arena.buffers, strict=True)]
-            answers = dict(zip(modes, view.raw("put", puts), strict=True))
+            answers = dict(zip(modes, view.put_items(puts), strict=True))
         if not is_lost(answers[replaced]):
             require(answers[replaced].status is PutStatus.STORED, "STORED from a REPLACE beside a CREATE", answers[replaced])
             view.check_found(replaced, Record(size, tag), note="after a REPLACE beside a CREATE")

@@ -131,13 +131,13 @@ def _check_parts_in_a_batch(store: Store, view: View, step: int) -> None:
         for (first, second), record in zip(parts, records.values(), strict=True):
             first.view[:], second.view[:] = record.bytes[:step], record.bytes[step:]
         puts = [Put(name, pair) for name, pair in zip(records, parts, strict=True)]
-        stored = view.raw("put", puts)
+        stored = view.put_items(puts)
         require(all(result.status is PutStatus.STORED for result in stored), f"STORED for {count} records of two parts each", stored)
         for name, record in records.items():
             view.check_found(name, record, note="put in two parts, beside others in the same call")
         for buffer in arena.buffers:
             buffer.view[:] = bytes(buffer.length)
-        found = view.raw("get", [Get(name, pair) for name, pair in zip(records, parts, strict=True)])
+        found = view.get_items([Get(name, pair) for name, pair in zip(records, parts, strict=True)])
         require(all(result.status is GetStatus.FOUND for result in found), f"FOUND for {count} records into two buffers each", found)
         for (first, second), record in zip(parts, records.values(), strict=True):
             seen = bytes(first.view) + bytes(second.view)
@@ -173,7 +173,7 @@ def _check_two_regions(store: Store, view: View, step: int) -> None:
         view.check_found(name, record, note="put from two regions")
         for part in parts:
             part.view[:] = bytes(part.length)
-        [found] = view.raw("get", [Get(name, parts)])
+        [found] = view.get_items([Get(name, parts)])
         require(found.status is GetStatus.FOUND, "FOUND into buffers in two regions", found)
         seen = b"".join(part.view for part in parts)
         require(seen == record.bytes, "the record in two regions", show_difference(record.bytes, seen))
