@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-__all__ = ["NO_BACKEND", "PACKAGE", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+__all__ = [
+    "NO_BACKEND",
+    "PACKAGE",
+    "TOLD",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_sessionfinish",
+]
 
 PACKAGE = "kvstore_sdk_conformance"
 TOLD = "KVSTORE_CONFORMANCE_EXIT_CODE"

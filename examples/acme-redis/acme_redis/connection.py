@@ -29,9 +29,7 @@ class DeadlineSocket(socket.socket):
 
     def _arm(self) -> None:
         if self.gettimeout() != 0:  # 0 is the pool, looking whether the server has hung up
-            if not (remaining_s := CALL.deadline.remaining_s()):
-                raise TimeoutError("the deadline passed")
-            self.settimeout(remaining_s)
+            self.settimeout(max(CALL.deadline.remaining_s(), 0.001))
 
 
 class DeadlineConnection(redis.Connection):
