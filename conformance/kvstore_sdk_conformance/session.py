@@ -211,8 +211,8 @@ class Session:
             return report
         found = self._findings(item, call, requirement)
         for result in found:
-            # What builds on one whose own check held, or on a declared deviation, may still hold, and is tried.
-            if result.status is Status.FAIL and result.requirement.id not in self._run.held:
+            # One whose own check held is not as broken as that: what builds on it can still be judged.
+            if result.status in (Status.FAIL, Status.DEVIATION) and result.requirement.id not in self._run.held:
                 self._run.broken.add(result.requirement.id)
             elif result.status is Status.PASS:
                 self._run.held.add(result.requirement.id)

@@ -119,7 +119,7 @@ class AnswersBeforeItHasWritten(DurabilityMutant):
         mine = with_record(put, bytes_of(put))
 
         def write() -> None:
-            time.sleep(0.02)
+            time.sleep(0.004)
             self.inner.put([mine], Deadline.after(10.0))
             mine.parts[0].region.close()
 
@@ -189,6 +189,8 @@ class LocksNamesInFiles(DurabilityMutant):
         except FileExistsError:
             return PutResult.failed(DeniedError(f"put {put.name}: another process holds {lock}"))
         try:
+            # Most of the time of a put, so that no kill misses it.
+            time.sleep(0.004)
             return self.passed_on(put, proceed)
         finally:
             os.unlink(lock)

@@ -22,7 +22,7 @@ def test_every_status_and_verdict_is_explained() -> None:
 
 
 def options_of_the_command() -> set[str]:
-    commands = argparse.ArgumentParser().add_subparsers()
+    commands = argparse.ArgumentParser(prog="kvstore").add_subparsers()
     conformance.add_command(commands)
     return set(re.findall(r"(?<![\w-])(--?[a-z]+)", commands.choices["conformance"].format_usage()))
 

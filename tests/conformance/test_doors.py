@@ -152,16 +152,23 @@ def test_a_broken_should_fails_a_strict_run_alone(vendor: Vendor) -> None:
 
 
 def test_a_declared_deviation_is_partly_conformant_and_no_failure(vendor: Vendor) -> None:
-    vendor.write(known_toml='KV-CORE-03 = "asks no server | and <says> yes"\n')
+    vendor.write(known_toml='KV-CORE-20 = "asks its server | and <says> so"\n')
     reports = [f"--report=r.{form}" for form in ("json", "md", "badge.json")]
-    done = vendor.conformance("--option=fault=says yes", "--deviations=known.toml", *reports)
+    done = vendor.conformance("--option=fault=changes its mind", "--deviations=known.toml", *reports)
     assert done.code == 0, done.out
-    assert re.search(r"core: +PARTLY CONFORMANT \(\d+ declared deviations\)", done.out)
-    [found] = [found for found in vendor.report("r.json")["requirements"] if found["id"] == "KV-CORE-03"]
-    assert (found["status"], found["reason"]) == ("deviation", "asks no server | and <says> yes")
-    assert "| asks no server \\| and &lt;says> yes |" in (vendor.folder / "r.md").read_text()
+    assert re.search(r"core: +PARTLY CONFORMANT \(1 declared deviation\)", done.out)
+    [found] = [found for found in vendor.report("r.json")["requirements"] if found["id"] == "KV-CORE-20"]
+    assert (found["status"], found["reason"]) == ("deviation", "asks its server | and <says> so")
+    assert "| asks its server \\| and &lt;says> so |" in (vendor.folder / "r.md").read_text()
     badge = vendor.report("r.badge.json")
     assert (badge["message"], badge["color"]) == ("core (partly)", "yellow")
+
+
+def test_what_cannot_be_judged_beside_a_declared_deviation_makes_the_run_incomplete(vendor: Vendor) -> None:
+    vendor.write(known_toml='KV-CORE-03 = "asks no server"\n')
+    done = vendor.conformance("--option=fault=says yes", "--deviations=known.toml")
+    assert done.code == 0, done.out
+    assert re.search(r"core: +INCOMPLETE \(\d+ of \d+ requirements cannot be judged beside the declared deviations\)", done.out)
 
 
 def test_a_deviation_that_does_not_happen_fails_the_run(vendor: Vendor) -> None:

@@ -38,6 +38,8 @@ class AcmeStore:
         return [self.fault == "says yes" or name in self.records for name in names]
 
     def put(self, puts, deadline):
+        if self.fault == "changes its mind":
+            self.capabilities = Capabilities(max_record_bytes=65536, max_batch=63)
         return [self.put_one(put) for put in puts]
 
     def put_one(self, put):
