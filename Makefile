@@ -30,7 +30,7 @@ demo:
 test: test-core test-engine
 
 # The suite on backends that are wrong on purpose waits much and computes little.
-SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest tests/conformance -n 2 --dist worksteal
+SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest tests/conformance -n 4 --dist worksteal
 
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
 test-core:
