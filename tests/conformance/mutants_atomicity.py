@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mutants_core import CoreMutant, Proceed, bytes_of
+from core_mutant import CoreMutant, Proceed, bytes_of
 
 from kvstore_sdk.backend import Deadline, Get, GetResult, GetStatus, InvalidError, Mode, Put, PutResult, PutStatus
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from core_mutant import Proceed
 from mutant import MemoryMutant
-from mutants_core import Proceed
 
 from kvstore_sdk.backend import (
     Backend,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mutants_core import CoreMutant, Proceed, bytes_of, fill, with_record
+from core_mutant import CoreMutant, Proceed, bytes_of, fill, with_record
 
 from kvstore_sdk.backend import (
     Backend,

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from core_mutant import Proceed
 from mutant import FsMutant, MemoryMutant
-from mutants_core import Proceed
 
 from kvstore_sdk.backend import (
     Backend,

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from core_mutant import Proceed, bytes_of, with_record
 from mutant import FsMutant, MemoryMutant
-from mutants_core import Proceed, bytes_of, with_record
 
 from kvstore_sdk.backend import (
     Backend,

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Self
 
+from core_mutant import Proceed, bytes_of, fill
 from mutant import FsMutant
-from mutants_core import Proceed, bytes_of, fill
 
 from kvstore_sdk.backend import Deadline, DeleteStatus, GetResult, GetStatus, Mode, Put, PutResult, PutStatus, error_from_os
 

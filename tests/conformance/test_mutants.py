@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mutants_answers
 import mutants_atomicity
+import mutants_buffers
 import mutants_capacity
 import mutants_concurrency
-import mutants_core
 import mutants_deletion
 import mutants_durability
 import mutants_errors
+import mutants_limits
 import mutants_listing
 import mutants_liveness
+import mutants_modes
 import mutants_more
+import mutants_names
 import mutants_performance
+import mutants_records
 import mutants_regions
 import mutants_sharing
 import mutants_tier
@@ -30,9 +35,14 @@ from kvstore_sdk_conformance.requirements import BY_ID, REQUIREMENTS, below
 
 MUTANTS: list[type[Mutant]] = [
     *mutants_atomicity.MUTANTS,
+    *mutants_answers.MUTANTS,
+    *mutants_buffers.MUTANTS,
+    *mutants_limits.MUTANTS,
+    *mutants_modes.MUTANTS,
+    *mutants_names.MUTANTS,
+    *mutants_records.MUTANTS,
     *mutants_capacity.MUTANTS,
     *mutants_concurrency.MUTANTS,
-    *mutants_core.MUTANTS,
     *mutants_deletion.MUTANTS,
     *mutants_durability.MUTANTS,
     *mutants_listing.MUTANTS,
