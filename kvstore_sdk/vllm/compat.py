@@ -35,6 +35,7 @@ __all__ = [
     "RETRY",
     "SHARES_REGION_BETWEEN_REPLICAS",
     "ParallelFacts",
+    "RowFacts",
     "SpecFacts",
     "borrow_logging",
     "cache_layout",
@@ -62,6 +63,7 @@ __all__ = [
     "region_tensor",
     "request_context",
     "row_bytes",
+    "row_facts",
     "row_numbers",
     "runtime_lora_updating",
     "spec_facts",
@@ -242,9 +244,6 @@ class SpecFacts(NamedTuple):
         hash_tokens: Tokens of a hash.
         blocks_per_chunk: Blocks of a chunk.
         parallel: Sizes.
-        rows: Rows of the region.
-        row_bytes: Length of a row, whole pages.
-        slot_bytes: Of it, what one rank's slot takes.
         replicated: All ranks share one slot.
         canonical: The operator asked vLLM for its canonical layout.
         kv_cache_layout: Name of vLLM's layout, where it has one.
@@ -259,9 +258,6 @@ class SpecFacts(NamedTuple):
     hash_tokens: int
     blocks_per_chunk: int
     parallel: ParallelFacts
-    rows: int
-    row_bytes: int
-    slot_bytes: int
     replicated: bool
     canonical: bool
     kv_cache_layout: str
@@ -279,7 +275,7 @@ def _first(owner: object, *names: str) -> Any:
 
 
 def spec_facts(spec: Any) -> SpecFacts:
-    """Read a tiering spec of any version."""
+    """Read an offloading spec of any version."""
     config = getattr(spec, "config", None)
     if config is not None:
         name, kv_dtype = config.model.name, config.model.dtype
@@ -325,15 +321,35 @@ def spec_facts(spec: Any) -> SpecFacts:
         hash_tokens=int(hash_tokens),
         blocks_per_chunk=int(blocks_per_chunk),
         parallel=parallel,
-        rows=int(_first(spec, "num_chunks", "num_blocks")),
-        row_bytes=int(_first(spec, "kv_bytes_per_chunk", "kv_bytes_per_offloaded_block")),
-        slot_bytes=int(spec.cpu_page_size_per_worker),
         replicated=bool(getattr(spec, "replicated_layout", False)),
         canonical=bool(spec.extra_config.get("canonical_layout", False)),
         kv_cache_layout=str(getattr(config, "kv_cache_layout", None) or ""),
         extra=spec.extra_config,
         events=bool(spec.kv_events_config.enable_kv_cache_events),
         prompt_only=bool(spec.offload_prompt_only),
+    )
+
+
+class RowFacts(NamedTuple):
+    """How a tiering spec divides its region.
+
+    Attributes:
+        rows: Rows of the region.
+        row_bytes: Length of a row, whole pages.
+        slot_bytes: Of it, what one rank's slot takes.
+    """
+
+    rows: int
+    row_bytes: int
+    slot_bytes: int
+
+
+def row_facts(spec: Any) -> RowFacts:
+    """Read a tiering spec of any version."""
+    return RowFacts(
+        rows=int(_first(spec, "num_chunks", "num_blocks")),
+        row_bytes=int(_first(spec, "kv_bytes_per_chunk", "kv_bytes_per_offloaded_block")),
+        slot_bytes=int(spec.cpu_page_size_per_worker),
     )
 
 
@@ -376,7 +392,7 @@ def host_is_the_device() -> bool:
 
 def open_region(spec: Any, rank: int) -> Any:
     """Map the engine's shared region for the slot of `rank`, as vLLM's own `create_worker` does."""
-    facts = spec_facts(spec)
+    facts = row_facts(spec)
     parameters = inspect.signature(SharedOffloadRegion.__init__).parameters
     arguments: dict[str, Any] = {"rank": rank, "cpu_page_size": facts.slot_bytes}
     if SHARES_REGION_BETWEEN_REPLICAS:

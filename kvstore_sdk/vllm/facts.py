@@ -39,11 +39,17 @@ UNSUPPORTED = "unsupported:"
 _NOISE = ("transformers_version", "_name_or_path", "_commit_hash")
 
 
-def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
+def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int) -> RankGeometry:
     """Everything this rank knows, as its geometry record.
 
+    Args:
+        spec: The worker's offloading spec.
+        layout: Of the rank's KV tensors.
+        rows: Rows of the region.
+        row_bytes: Length of a row.
+
     Raises:
-        ConfigError: the engine spans machines, or the layout of its rows is not the one this adapter reads.
+        ConfigError: the engine spans machines, or the KV tensors are not divided as this adapter reads them.
     """
     known = compat.spec_facts(spec)
     config = compat.current_config(spec)
@@ -52,9 +58,6 @@ def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
     nodes = int(getattr(config.parallel_config, "nnodes", 1))
     if nodes > 1:
         raise ConfigError(_WHERE, "nnodes", f"{nodes} machines share no host tier; run one engine on each, or set it to 1")
-    if layout.bytes > known.slot_bytes:
-        raise ConfigError(_WHERE, "geometry", f"the KV tensors take {layout.bytes} bytes of a row, vLLM gives them {known.slot_bytes}")
-    stride = compat.row_bytes(region)
     groups, extents = {}, {}
     writes = not known.replicated or known.parallel.rank == 0
     for place, (group, tokens, layers) in enumerate(known.groups):
@@ -69,8 +72,8 @@ def collect(spec: Any, layout: SlotLayout, region: Any) -> RankGeometry:
         rank=known.parallel.rank,
         world_size=known.parallel.world_size,
         host=host_id(),
-        rows=int(region.total_size_bytes) // stride,
-        row_bytes=stride,
+        rows=rows,
+        row_bytes=row_bytes,
         extents=extents,
         groups=groups,
         facts=_common(known, config),

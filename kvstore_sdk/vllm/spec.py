@@ -36,10 +36,10 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
     def __init__(self, *config: Any) -> None:
         compat.check_version()
         super().__init__(*config)
-        known = compat.spec_facts(self)
-        if known.row_bytes and not known.rows:
-            size = known.extra.get("cpu_bytes_to_use")
-            raise ConfigError("KVStoreTieringSpec", "cpu_bytes_to_use", f"{size} bytes hold no chunk: one takes {known.row_bytes}")
+        rows = compat.row_facts(self)
+        if rows.row_bytes and not rows.rows:
+            size = self.extra_config.get("cpu_bytes_to_use")
+            raise ConfigError("KVStoreTieringSpec", "cpu_bytes_to_use", f"{size} bytes hold no chunk: one takes {rows.row_bytes}")
         self._kvstore_worker: ScrubbedWorker | None = None
         self._kvstore_handlers: list[tuple[type[Any], type[Any], Any]] | None = None
         self._kvstore_geometry: list[geometry.RankGeometry] | None = None
@@ -83,11 +83,11 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
 
     def _check_room(self) -> None:
         """Refuse a region larger than what is free where it lies; mapped nevertheless, it would end the engine at some later write."""
-        known, path = compat.spec_facts(self), compat.region_path(self)
+        rows, path = compat.row_facts(self), compat.region_path(self)
         if os.path.exists(path):
             # Another rank made it, and may have filled a part of it by now.
             return
-        needed, space = known.rows * known.row_bytes, os.statvfs(_SHM)
+        needed, space = rows.rows * rows.row_bytes, os.statvfs(_SHM)
         free = space.f_bavail * space.f_frsize
         if needed > free:
             problem = f"the region {path} needs {needed} bytes, {_SHM} has {free} free: give less, or enlarge it (docker: --shm-size)"
@@ -100,20 +100,27 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         return HostCopies(kv_caches, layout, region), layout, region
 
     def _layout(self, kv_caches: Any, region: Any) -> SlotLayout:
-        known = compat.spec_facts(self)
-        return SlotLayout(kv_caches, known.blocks_per_chunk, int(region.rank) * known.slot_bytes, spare_pages(self))
+        known, given = compat.spec_facts(self), compat.row_facts(self).slot_bytes
+        layout = SlotLayout(kv_caches, known.blocks_per_chunk, int(region.rank) * given, spare_pages(self))
+        if layout.bytes > given:
+            raise ConfigError(
+                "KVStoreTieringSpec", "geometry", f"the KV tensors take {layout.bytes} bytes of a row, vLLM gives them {given}"
+            )
+        return layout
 
     def _marks_of(self, region: Any) -> RowMarks | None:
         """This rank's marks; none where a chunk is one block, which is there or is not."""
         known = compat.spec_facts(self)
-        return RowMarks.create(region.mmap_path, known.parallel.rank, known.rows) if known.blocks_per_chunk > 1 else None
+        return RowMarks.create(region.mmap_path, known.parallel.rank, compat.row_facts(self).rows) if known.blocks_per_chunk > 1 else None
 
     def _announce(self, layout: SlotLayout, region: Any) -> None:
         """Write the geometry record. From here on the scheduler's side unlinks the region."""
         geometry.sweep(_SHM, keep=region.mmap_path)
         compat.detach_region(region)
         # Open for as long as this object lives: an open record is not abandoned.
-        weakref.finalize(self, os.close, geometry.write_record(region.mmap_path, collect(self, layout, region)))
+        stride = compat.row_bytes(region)
+        record = collect(self, layout, rows=int(region.total_size_bytes) // stride, row_bytes=stride)
+        weakref.finalize(self, os.close, geometry.write_record(region.mmap_path, record))
 
     # The scheduler's side.
 

@@ -96,7 +96,7 @@ class KVStoreTier(SecondaryTierManager):
             raise ConfigError(
                 where, "geometry", f"the workers have KV cache groups {there}, the scheduler {here}; do all run the same vLLM?"
             )
-        extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, self._known.slot_bytes)]}
+        extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, compat.row_facts(offloading_spec).slot_bytes)]}
         decision = decide(where, self._known, records, extents, options.adapter)
         if records:
             _refuse_partial_tails(where, self._known, records[0].facts)
