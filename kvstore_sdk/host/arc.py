@@ -1,0 +1,125 @@
+"""Adaptive replacement: what was used once cannot drive out what is used again and again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+from kvstore_sdk.host.recency import Recency
+
+__all__ = ["ARC"]
+
+
+class ARC:
+    """ARC of Megiddo and Modha (FAST 2003), for chains of keys some of which are pinned.
+
+    Two lists of resident keys: those that one request used, and those that more did. Of each the names of what it lost last are kept, as
+    ghosts, at most as many in all as there can be resident keys. A miss whose key is a ghost gives the list that lost it a larger share.
+
+    With keys used one at a time and none pinned it is the paper's algorithm, step by step. For chains there is more:
+
+    - A key that more requests than one used takes every key before it in the chain along, so that a chain is divided once: its head in the
+      second list, its tail in the first.
+
+    Args:
+        capacity: How many keys can be resident: `c` of the paper.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._once, self._again = Recency(), Recency()
+        # Keys that no request has named since they were inserted. Its first one brought it in, and is not a second use.
+        self._unnamed: set[bytes] = set()
+        # Ghosts, the oldest first; True if the ghost has taught what it can.
+        self._once_ghosts: OrderedDict[bytes, bool] = OrderedDict()
+        self._again_ghosts: OrderedDict[bytes, bool] = OrderedDict()
+        # How many keys the first list should have: `p` of the paper.
+        self._target = 0.0
+        self._missed: bytes | None = None
+
+    def insert(self, key: bytes) -> None:
+        if key in self._once or key in self._again:
+            raise ValueError(f"arc: insert {key.hex()}: it is resident already")
+        if self._once_ghosts.pop(key, None) is not None or self._again_ghosts.pop(key, None) is not None:
+            self._again.insert(key)
+        else:
+            self._once.insert(key)
+            self._unnamed.add(key)
+            self._forget_ghosts()
+
+    def miss(self, key: bytes) -> None:
+        self._missed = key
+        once, again = len(self._once_ghosts), len(self._again_ghosts)
+        if self._once_ghosts.get(key) is False:
+            self._once_ghosts[key] = True
+            self._target = min(self._capacity, self._target + max(again / once, 1.0))
+        elif self._again_ghosts.get(key) is False:
+            self._again_ghosts[key] = True
+            self._target = max(0.0, self._target - max(once / again, 1.0))
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        again = False
+        for key in reversed(keys):
+            if key in self._again:
+                again = True
+                self._again.touch(key)
+            elif key in self._once:
+                if key in self._unnamed:
+                    self._unnamed.remove(key)
+                else:
+                    again = True
+                if not again:
+                    self._once.touch(key)
+                    continue
+                pinned = self._once.drop(key)
+                self._again.touch(key)
+                if pinned:
+                    self._again.pin(key)
+
+    def pin(self, key: bytes) -> None:
+        self._list_of(key).pin(key)
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        for key in reversed(keys):
+            self._list_of(key).unpin(key)
+
+    def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
+        size = len(self._once)
+        from_once = size > self._target or (size == self._target and size > 0 and self._missed in self._again_ghosts)
+        first, second = (self._once, self._again) if from_once else (self._again, self._once)
+        key = first.coldest(protected)
+        return key if key is not None else second.coldest(protected)
+
+    def evict(self, key: bytes) -> None:
+        if (keys := self._list_of(key)).is_pinned(key):
+            raise ValueError(f"arc: evict {key.hex()}: it is pinned")
+        keys.drop(key)
+        self._unnamed.discard(key)
+        ghosts = self._once_ghosts if keys is self._once else self._again_ghosts
+        ghosts[key] = False
+        self._forget_ghosts()
+
+    def remove(self, key: bytes) -> None:
+        self._list_of(key).drop(key)
+        self._unnamed.discard(key)
+
+    def clear(self) -> None:
+        for part in (self._once, self._again, self._unnamed, self._once_ghosts, self._again_ghosts):
+            part.clear()
+        self._target = 0.0
+        self._missed = None
+
+    def _list_of(self, key: bytes) -> Recency:
+        if key in self._once:
+            return self._once
+        if key in self._again:
+            return self._again
+        raise KeyError(key)
+
+    def _forget_ghosts(self) -> None:
+        """Keep the first list and its ghosts within the capacity, and everything within twice that."""
+        while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self._capacity:
+            self._once_ghosts.popitem(last=False)
+        resident = len(self._once) + len(self._again)
+        while self._again_ghosts and resident + len(self._once_ghosts) + len(self._again_ghosts) > 2 * self._capacity:
+            self._again_ghosts.popitem(last=False)

@@ -1,0 +1,156 @@
+"""Which chunk leaves host memory next: the protocol of a policy, and how one is opened by its name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+from kvstore_sdk.errors import ConfigError, KVStoreError
+from kvstore_sdk.host.arc import ARC
+from kvstore_sdk.host.lru import LRU
+
+__all__ = ["EvictionPolicy", "open_policy"]
+
+
+class EvictionPolicy(Protocol):
+    """The order in which chunks of one slot size leave host memory.
+
+    One host tier owns it and calls it under a lock, so that it needs none of its own. It holds keys, not bytes, and does no I/O. Every call
+    is on the engine's thread: O(1) a key, amortised, at 10^5 keys and whatever is pinned.
+
+    The calls for a chunk that comes in are, in this order: `miss`, as often as needed `victim` and `evict`, `insert`, and once it may be
+    evicted `unpin`. A chunk that comes in together with others may find their calls between its own.
+
+    **One request is one use.** `used` is called once for each request that ends, with the whole chain that it stored, loaded or found, and
+    for nothing else: not for look-ups, not for copies to lower tiers, not for the store itself. The first `used` of a key after its `insert`
+    is thus, as a rule, that of the request which brought it in: a policy that counts must not take it for a second use.
+
+    **Chains.** A chunk is of use only if every chunk before it in its prefix is there. `used` and `unpin` give keys in the order of the
+    chain, the head of the prefix first. Of the chain that `used` named last, whatever batches it was stored or pinned in, the tail must go
+    before the head.
+    """
+
+    def insert(self, key: bytes) -> None:
+        """A key became resident. It is pinned: its slot is being filled.
+
+        Raises:
+            ValueError: it is resident already.
+        """
+        ...
+
+    def miss(self, key: bytes) -> None:
+        """A key that is not resident is about to be inserted, from the engine or from a lower tier. A policy may learn from it.
+
+        It may come several times before the `insert`, and without one: there may be no room. Only the first may teach something.
+        """
+        ...
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """A request used these keys, the head of its prefix first. Keys that are not resident are passed over, pinned ones are used as well."""
+        ...
+
+    def pin(self, key: bytes) -> None:
+        """A resident key is no victim until `unpin`. Pins do not add up, and a pin is no use.
+
+        Raises:
+            KeyError: it is not resident.
+        """
+        ...
+
+    def unpin(self, keys: Sequence[bytes]) -> None:
+        """Keys may be victims again, where their last use put them. Those that were never used are the most recent, the head last to go.
+
+        Raises:
+            KeyError: one is not resident. Those after it in the list have been unpinned.
+        """
+        ...
+
+    def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
+        """The key that goes next, neither pinned nor protected; None if there is no such key. It stays until `evict`.
+
+        Args:
+            protected: Keys that are about to be used: a set, because it is searched. A policy may count a protected key that was next to go
+                as recent from now on.
+        """
+        ...
+
+    def evict(self, key: bytes) -> None:
+        """A victim went. A policy may remember its name.
+
+        Raises:
+            KeyError: it is not resident.
+            ValueError: it is pinned.
+        """
+        ...
+
+    def remove(self, key: bytes) -> None:
+        """A key went for another reason, pinned or not: its bytes were bad, or never came. Nothing of it is remembered.
+
+        Raises:
+            KeyError: it is not resident.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Forget every key, and all that was learned."""
+        ...
+
+
+_POLICIES: dict[str, Callable[..., EvictionPolicy]] = {"arc": ARC, "lru": LRU}
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_METHODS = ("insert", "miss", "used", "pin", "unpin", "victim", "evict", "remove", "clear")
+
+
+def open_policy(name: str, capacity: int) -> EvictionPolicy:
+    """Open a policy for one slot size.
+
+    Args:
+        name: "lru", "arc", or "module:factory", a callable that takes the keyword argument `capacity` and returns a policy.
+        capacity: How many keys can be resident, at least 1.
+
+    Raises:
+        ConfigError: there is no such policy, it cannot be imported or opened, or what the factory returned is none.
+    """
+    where = f"eviction policy {name}"
+    if capacity < 1:
+        raise ConfigError(where, "capacity", f"is {capacity}; it must be at least 1")
+    if (factory := _POLICIES.get(name)) is None:
+        if not _FACTORY.fullmatch(name):
+            raise ConfigError(where, "policy", f"is not known; there are {', '.join(sorted(_POLICIES))}; or write module:factory")
+        factory = _load(where, name)
+    try:
+        policy = factory(capacity=capacity)
+    except KVStoreError:
+        raise
+    except Exception as cause:
+        # A vendor's code may fail in any way.
+        problem = f"the factory raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
+        raise ConfigError(where, "policy", problem) from cause
+    if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
+        raise ConfigError(where, "policy", f"the factory returned a {type(policy).__name__}, which lacks {', '.join(missing)}")
+    return policy
+
+
+def _load(where: str, name: str) -> Callable[..., EvictionPolicy]:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as cause:
+        missing = cause.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
+        else:
+            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({cause}); install what it needs"
+        raise ConfigError(where, "policy", problem) from cause
+    except Exception as cause:
+        # Importing runs a vendor's code, which may fail in any way.
+        problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
+        raise ConfigError(where, "policy", problem) from cause
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(where, "policy", f"module {module!r} has no factory {path!r}")
+    factory: Callable[..., EvictionPolicy] = found
+    return factory
