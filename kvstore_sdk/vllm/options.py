@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -14,12 +14,23 @@ from kvstore_sdk.backend.registry import backend_options, registered_backends
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import TierSettings
 
-__all__ = ["AdapterOptions", "TierOptions", "parse_tier_options", "written_by_operator"]
+__all__ = [
+    "LORA_DIGESTS",
+    "AdapterOptions",
+    "TierOptions",
+    "parse_adapter_options",
+    "parse_tier_options",
+    "refuse_unknown",
+    "written_by_operator",
+]
 
 logger = logging.getLogger(__name__)
 
 _NOT_OURS = ("type", "module_path", "backpressure")
 """Part of a tier's entry, but vLLM's; before 0.28 and 0.31 it passes them on to us."""
+
+LORA_DIGESTS = "lora_digests"
+"""The one option that is a table."""
 
 _HARMLESS = re.compile(r"[\w.-]+(:[A-Za-z_][\w.]*)?")
 """A backend's name, or `module:factory`."""
@@ -97,24 +108,43 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
     location = entry.pop("location", None)
     if location is not None and not isinstance(location, str):
         raise ConfigError(where, "location", f"is not a string but of type {type(location).__name__}")
-    loras = _lora_digests(where, entry.pop("lora_digests", {}))
     theirs = backend_options(backend)
     for name in entry:
         parts = (("the adapter", ours), ("the tier", settings), (f"backend {_shown(backend)}", theirs))
         owners = [who for who, names in parts if name in names]
         if len(owners) > 1:
             raise ConfigError(where, name, f"is an option of {' and of '.join(owners)}; give the backend's in its URL")
-    known = ours | settings | theirs
-    for name in entry:
-        if name not in known:
-            # Its error lists what there is, with the names that only this function knows.
-            parse_options(where, dict.fromkeys(("backend", "location", "lora_digests", *known), next(iter(ours.values()))), {name: None})
-    adapter = AdapterOptions(**parse_options(where, ours, {name: entry[name] for name in entry if name in ours}))
-    adapter.lora_digests = loras
-    _read_salt(where, adapter)
+    known = {LORA_DIGESTS} | set(ours | settings | theirs)
+    refuse_unknown(where, ("backend", "location", *known), entry)
+    adapter = parse_adapter_options(where, {name: entry[name] for name in entry if name in ours or name == LORA_DIGESTS})
     tier = TierSettings(**parse_options(where, settings, {name: entry[name] for name in entry if name in settings}))
     rest = {name: entry[name] for name in entry if name in theirs}
     return TierOptions(adapter=adapter, settings=tier, backend=backend, location=location, backend_options=rest)
+
+
+def parse_adapter_options(where: str, given: Mapping[str, Any]) -> AdapterOptions:
+    """Check options of the adapter, the table of LoRA adapters among them.
+
+    Raises:
+        ConfigError: an option is unknown or wrong.
+    """
+    rest = {name: value for name, value in given.items() if name != LORA_DIGESTS}
+    adapter = AdapterOptions(**parse_options(where, options_of(AdapterOptions), rest))
+    adapter.lora_digests = _lora_digests(where, given.get(LORA_DIGESTS, {}))
+    _read_salt(where, adapter)
+    return adapter
+
+
+def refuse_unknown(where: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Refuse the first of the given names that is not known, in an error that lists those that are.
+
+    Raises:
+        ConfigError: one is not known.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            parse_options(where, dict.fromkeys(known, next(iter(options_of(AdapterOptions).values()))), {name: None})
 
 
 def _read_salt(where: str, adapter: AdapterOptions) -> None:
