@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,78 +12,9 @@ import torch
 
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.marks import RowMarks
+from kvstore_sdk.vllm.pairing import plan_copies
 
-__all__ = ["GroupCopy", "HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler", "plan_copies"]
-
-_Integers: TypeAlias = npt.NDArray[np.int64]
-
-
-class GroupCopy(NamedTuple):
-    """The part of a transfer that concerns one group: block `blocks[i]` goes with page `pages[i]` of row `rows[i]`.
-
-    Attributes:
-        group: Its place in the engine's list.
-        blocks: Blocks of the device.
-        rows: The row of each block.
-        pages: The page in it.
-        chunks: The row of each chunk.
-        head: Pages of the first chunk before the first block.
-        tail: Pages of the last chunk after the last block.
-    """
-
-    group: int
-    blocks: _Integers
-    rows: _Integers
-    pages: _Integers
-    chunks: _Integers
-    head: int
-    tail: int
-
-    def untouched(self, blocks_per_chunk: int) -> list[tuple[int, int]]:
-        """(row, page) that no block goes with."""
-        head = [(int(self.chunks[0]), page) for page in range(self.head)]
-        return head + [(int(self.chunks[-1]), page) for page in range(blocks_per_chunk - self.tail, blocks_per_chunk)]
-
-
-def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iterator[GroupCopy]:
-    """Pair the blocks of a transfer with pages of rows, group by group.
-
-    The blocks of a group follow each other in the request; the first may lie in the middle of its chunk, and the last may end before its
-    chunk does. In a store that happens where a sliding window has already dropped the start of a chunk.
-
-    Args:
-        device: vLLM's `GPULoadStoreSpec`: block numbers, blocks of each group, index in the request of each group's first block.
-        rows: Rows, chunk by chunk, group by group.
-        blocks_per_chunk: Blocks of a chunk.
-
-    Raises:
-        ValueError: numbers of blocks and of rows do not fit together.
-    """
-    blocks = np.asarray(device.block_ids, dtype=np.int64)
-    numbers = np.asarray(rows, dtype=np.int64)
-    block_at = row_at = 0
-    for group, (size, index) in enumerate(zip(device.group_sizes, device.block_indices, strict=True)):
-        if size == 0:
-            continue
-        first = index % blocks_per_chunk
-        chunks = -(-(first + size) // blocks_per_chunk)
-        positions = np.arange(first, first + size)
-        of_group = numbers[row_at : row_at + chunks]
-        if len(of_group) != chunks:
-            raise ValueError(f"transfer: group {group} needs {chunks} rows, {len(of_group)} are left")
-        yield GroupCopy(
-            group,
-            blocks[block_at : block_at + size],
-            of_group[positions // blocks_per_chunk],
-            positions % blocks_per_chunk,
-            of_group,
-            first,
-            chunks * blocks_per_chunk - first - size,
-        )
-        block_at += size
-        row_at += chunks
-    if block_at != len(blocks) or row_at != len(numbers):
-        raise ValueError(f"transfer: {len(blocks)} blocks and {len(numbers)} rows, but the groups use {block_at} and {row_at}")
+__all__ = ["HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler"]
 
 
 class SlotLayout:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore_sdk.vllm.geometry import group_extents
-from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler, plan_copies
+from kvstore_sdk.vllm.pairing import plan_copies
+from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler
 
 ROWS, STRIDE = 8, 8192
 PAGES, REFS = (64, 32, 48), (((0, 64), (1, 32)), ((0, 40), (2, 48)))
