@@ -3,7 +3,7 @@
 from kvstore_sdk.tier.metrics import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta, MetricSpec, TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.tier import Tier
-from kvstore_sdk.tier.types import EngineMemory, IncompleteChunkError, JobResult, Lookup, TierEvent
+from kvstore_sdk.tier.types import EngineMemory, IncompleteChunkError, JobResult, Lookup, RecordMemory, TierEvent
 
 __all__ = [
     "COUNTERS",
@@ -15,6 +15,7 @@ __all__ = [
     "Lookup",
     "MetricSpec",
     "MetricsDelta",
+    "RecordMemory",
     "Tier",
     "TierEvent",
     "TierMetrics",

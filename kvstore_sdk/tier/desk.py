@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import logging
@@ -17,7 +18,7 @@ from kvstore_sdk.tier.lookups import LookupTable
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.rows import Rows
 from kvstore_sdk.tier.settings import TierSettings
-from kvstore_sdk.tier.types import EngineMemory, JobResult
+from kvstore_sdk.tier.types import EngineMemory, JobResult, RecordMemory
 from kvstore_sdk.tier.work import WorkQueue
 
 __all__ = ["Desk", "Sizes"]
@@ -34,7 +35,7 @@ _BYTES = {Kind.LOAD: "load_bytes", Kind.STORE: "store_bytes"}
 class Sizes:
     """How long the chunk of a key is; thread-safe."""
 
-    def __init__(self, memory: EngineMemory, slot_bytes: int, max_key_bytes: int) -> None:
+    def __init__(self, memory: EngineMemory | RecordMemory, slot_bytes: int, max_key_bytes: int) -> None:
         self._memory = memory
         self._slot_bytes = slot_bytes
         self._max_key_bytes = max_key_bytes
@@ -97,6 +98,8 @@ class Desk:
         self._rows = Rows()
         self.finished: deque[JobResult] = deque()
         """Results that `take_finished` has not given out yet."""
+        self.released: deque[Item] = deque()
+        """Items whose rows were reported as held and are not any more, and that `take_released` has not given out yet."""
 
     def __len__(self) -> int:
         """Jobs that were submitted and not given out yet."""
@@ -200,10 +203,23 @@ class Desk:
         while self.finished:
             result = self.finished.popleft()
             job = self._jobs.pop(result.job_id)
-            self._rows.release(job.kind, job.held)
+            self._rows.release(job.kind, job.claimed)
+            # Only a call that began while the job was open touches a row: what is not touched now never will be.
+            if job.touched and (held := job.report()):
+                self._rows.hold(job.kind, held)
+                result = dataclasses.replace(result, held=held)
             self._metrics.observe(_SECONDS[job.kind], result.elapsed_s)
             results.append(result)
         return results
+
+    def take_released(self) -> list[int]:
+        """Rows that results of `take_finished` reported as held, and that no call touches any more."""
+        rows = []
+        while self.released:
+            item = self.released.popleft()
+            self._rows.release(item.job.kind, (item.row,))
+            rows.append(item.row)
+        return rows
 
     def _start(self, job: Job) -> bool:
         if len(job.keys) != len(job.rows):
@@ -222,8 +238,8 @@ class Desk:
         job.timeout_s = timeout_s + len(job.keys) * self._largest_payload / self._settings.min_bytes_per_s
         job.deadline_s = job.submitted_s + job.timeout_s
         heapq.heappush(self._deadlines, (job.deadline_s, next(self._order), job))
-        job.held = tuple(row for place, row in enumerate(job.rows[: job.room]) if place not in job.refused)
-        self._rows.hold(job.kind, job.held)
+        job.claimed = tuple(row for place, row in enumerate(job.rows[: job.room]) if place not in job.refused)
+        self._rows.hold(job.kind, job.claimed)
         if not wary:
             self._work.put_job(job)
         elif items := self.unfold(job, self._work.queued_store_bytes, wary=True):

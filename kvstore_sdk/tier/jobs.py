@@ -56,13 +56,14 @@ class Item:
 class Job:
     """What the engine submitted. Open until its result is made, which happens once. Thread-safe.
 
-    While it is open, and only then, the engine's rows may be touched: whoever copies holds `lock` and looks at `open` first; whoever
-    closes the job holds it too.
+    Only while it is open may a copy touch the engine's rows, or a call begin to: whoever copies holds `lock` and looks at `open` first,
+    whoever makes a call asks `touch`; whoever closes the job holds `lock` too.
 
     Attributes:
         refused: Places of keys whose rows it may not use.
         room: How many of its keys there is room for; the rest is shed.
-        held: The rows that it keeps others out of.
+        claimed: The rows that it keeps others out of.
+        touched: Places whose rows a call may touch. Once the job is closed it only shrinks.
     """
 
     def __init__(self, job_id: int, kind: Kind, namespace: str, keys: Sequence[bytes], rows: Sequence[int]) -> None:
@@ -74,7 +75,8 @@ class Job:
         self.rows = tuple(rows)
         self.refused: Collection[int] = ()
         self.room = len(keys)
-        self.held: tuple[int, ...] = ()
+        self.claimed: tuple[int, ...] = ()
+        self.touched: set[int] = set()
         self.submitted_s = time.monotonic()
         self.deadline_s = self.submitted_s
         self.timeout_s = 0.0
@@ -83,6 +85,7 @@ class Job:
         self._outcomes: list[Outcome | None] = [None] * len(self.keys)
         self._left = len(self.keys)
         self._moved_bytes = 0
+        self._reported = False
 
     def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> bool:
         """Record how a key ended. Returns whether it counts, which it does not when the key or the job had ended before."""
@@ -109,6 +112,27 @@ class Job:
             self._outcomes = [found or outcome for found in self._outcomes]
             self._close(give)
             return rest
+
+    def touch(self, place: int) -> bool:
+        """A call is about to touch the row of a key. False: the job is closed, and it must not."""
+        with self.lock:
+            if self.open:
+                self.touched.add(place)
+            return self.open
+
+    def let_go(self, place: int) -> bool:
+        """No call touches this row any more. Returns whether it was reported as held, which is so once for a row that was."""
+        with self.lock:
+            if place not in self.touched:
+                return False
+            self.touched.discard(place)
+            return self._reported
+
+    def report(self) -> tuple[int, ...]:
+        """The result is given to the engine now. Returns the rows that are held."""
+        with self.lock:
+            self._reported = True
+            return tuple(self.rows[place] for place in sorted(self.touched))
 
     def _close(self, give: Callable[[JobResult], None]) -> None:
         done, failed, skipped = map(self._ended_as, (Outcome.DONE, Outcome.FAILED, Outcome.SKIPPED))

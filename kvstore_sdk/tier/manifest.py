@@ -11,7 +11,8 @@ from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import manifest_name
 from kvstore_sdk.tier.calls import Calls
 from kvstore_sdk.tier.metrics import TierMetrics
-from kvstore_sdk.tier.work import Batch, WorkQueue
+from kvstore_sdk.tier.records import Records
+from kvstore_sdk.tier.work import Batch
 
 __all__ = ["Manifests", "ensure_manifest"]
 
@@ -23,10 +24,10 @@ _AGAIN_S = 60.0
 class Manifests:
     """Writes the manifest of each namespace once, after its first record; after a failure again, but not at once. Thread-safe."""
 
-    def __init__(self, calls: Calls, work: WorkQueue, metrics: TierMetrics, identity_of: Callable[[], KVIdentity]) -> None:
+    def __init__(self, calls: Calls, records: Records, metrics: TierMetrics, identity_of: Callable[[], KVIdentity]) -> None:
         """`identity_of` gives the identity that the tier has now."""
         self._calls = calls
-        self._work = work
+        self._records = records
         self._metrics = metrics
         self._identity_of = identity_of
         self._lock = threading.Lock()
@@ -50,10 +51,11 @@ class Manifests:
             return None
         manifest = identity.manifest()
         result, ticket = "failed", None
-        if len(manifest) <= self._work.slot_bytes:
+        if (buffer := self._records.borrow(slot, len(manifest))) is not None:
             batch.deadline_s = time.monotonic() + _TIMEOUT_S
-            buffer = self._work.buffer(slot, len(manifest))
             result, ticket = ensure_manifest(self._calls, namespace, manifest, buffer, Deadline(batch.deadline_s))
+            if ticket is None:
+                self._records.give_back()
         self._metrics.count("manifests", result)
         if result == "failed":
             self._again_s[namespace] = time.monotonic() + _AGAIN_S

@@ -6,34 +6,33 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 
-from kvstore_sdk.backend import Backend, ConfigError, Region, SupportsRegions
+from kvstore_sdk.backend import Backend, ConfigError
+from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.crew import Crew
 from kvstore_sdk.tier.desk import Desk, Sizes
+from kvstore_sdk.tier.direct import DirectRecords
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import Manifests
 from kvstore_sdk.tier.metrics import TierMetrics
-from kvstore_sdk.tier.pipeline import Answered, Lost, News, Pipeline, Stored
+from kvstore_sdk.tier.news import Answered, Inbox, Lost
+from kvstore_sdk.tier.pipeline import Pipeline
+from kvstore_sdk.tier.records import Records, announce, take_back
 from kvstore_sdk.tier.settings import TierSettings
-from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, TierEvent
+from kvstore_sdk.tier.staged import StagedRecords
+from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, RecordMemory, TierEvent
 from kvstore_sdk.tier.work import Batch, WorkQueue
 
 __all__ = ["Tier"]
 
 logger = logging.getLogger(__name__)
-
-_MAX_EVENTS = 65_536
-"""Events that nobody takes are dropped beyond this, oldest first."""
-
-_kept_regions: list[Region] = []
-"""Regions that something may still touch after their tier was closed. A region that nobody refers to would be unmapped."""
 
 
 class Tier:
@@ -43,15 +42,18 @@ class Tier:
     engine's: chain hash, then the group as 4 bytes, big-endian.
 
     - Each submitted job is returned by `poll` exactly once, not later than its deadline.
-    - The engine's rows are touched only while their job is open, and never by the backend: records pass through staging memory of
-      the Tier, are verified there, and then copied.
     - What is loaded was verified; what is not verified is a failed load.
+    - Rows of an `EngineMemory` are touched only while their job is open, and never by the backend: records pass through staging memory of
+      the Tier, are verified there, and then copied.
+    - Rows of a `RecordMemory` are records. The backend itself reads and writes them, nothing is copied, and verification is in place. So it
+      is the backend's word that after a call it touches no row; a row that a call may touch longer than its job is open is in
+      `JobResult.held`, and then, once, in what `take_released` returns.
     """
 
     def __init__(
         self,
         backend: Backend,
-        memory: EngineMemory,
+        memory: EngineMemory | RecordMemory,
         *,
         identity: KVIdentity,
         settings: TierSettings | None = None,
@@ -63,7 +65,7 @@ class Tier:
 
         Args:
             backend: Open, and used by nobody else.
-            memory: The engine's rows.
+            memory: The engine's rows; which of the two it is decides whether records are staged or moved in place.
             identity: What their bytes mean; its namespace names every record.
             settings: How the backend is driven.
             name: For metrics, logs and threads.
@@ -82,7 +84,6 @@ class Tier:
         self.metrics = TierMetrics()
         self._settings = settings
         self._backend = backend
-        self._wants_events = events
         self._namespace = identity.namespace
         self._exists, self._get, self._put = (Breaker(settings.breaker_failures, settings.breaker_probe_s) for _ in range(3))
         self._breakers = Breakers(self._exists, self._get, self._put)
@@ -105,9 +106,7 @@ class Tier:
             unfold=lambda job, queued_store_bytes: self._desk.unfold(job, queued_store_bytes),
         )
         self._calls = Calls(backend, self.metrics, name)
-        self._news: deque[News] = deque()
-        self._urgent = False
-        self._events: deque[TierEvent] = deque(maxlen=_MAX_EVENTS)
+        self._inbox = Inbox(self._table, events=events)
         self._desk = Desk(
             name=name,
             sizes=sizes,
@@ -122,33 +121,38 @@ class Tier:
         )
         self._watch_at_s = 0.0
         self._closed = False
+        self._records: Records
+        if isinstance(memory, RecordMemory):
+            # As `fit` reckons: a reset makes the manifest some bytes longer.
+            spare_bytes = padded_bytes(len(identity.manifest())) + 4096
+            released = self._desk.released.append
+            self._records = DirectRecords(name, memory, identity.layout, spare_bytes=spare_bytes, released=released)
+        else:
+            sizes_of_slots = {"slots": slots, "slot_bytes": slot_bytes}
+            self._records = StagedRecords(name, memory, identity.layout, **sizes_of_slots, verifies=settings.verify)
         self._pipeline = Pipeline(
             name=name,
             calls=self._calls,
             work=self._work,
-            memory=memory,
-            layout=identity.layout,
+            records=self._records,
             settings=settings,
             metrics=self.metrics,
             breakers=self._breakers,
-            tell=self._tell,
+            tell=self._inbox.tell,
             settle=self._desk.settle,
-            first_store=Manifests(self._calls, self._work, self.metrics, lambda: self.identity).after_store,
+            first_store=Manifests(self._calls, self._records, self.metrics, lambda: self.identity).after_store,
         )
         self._declare_gauges()
-        if isinstance(backend, SupportsRegions):
-            try:
-                backend.register_region(self._work.region)
-            except BaseException:
-                self._work.region.close()
-                raise
-        self._threads: list[threading.Thread] = []
-        self._started = 0
-        self._add_threads()
-        if not self._threads:
-            if isinstance(backend, SupportsRegions):
-                backend.unregister_region(self._work.region)
-            self._work.region.close()
+        try:
+            announce(backend, self._records.regions)
+        except BaseException:
+            self._records.close(untouched=True)
+            raise
+        self._crew = Crew(name, self._work, self._run)
+        self._crew.grow()
+        if not self._crew.threads:
+            take_back(backend, self._records.regions)
+            self._records.close(untouched=True)
             raise ConfigError(where, "io_threads", "the system starts no thread for this process; raise its limit of processes")
 
     # Look-ups.
@@ -164,7 +168,7 @@ class Tier:
 
     def flush(self) -> None:
         """Ask the backend what the look-ups since the last `flush` left open, one batch a request. To be called at the end of a step."""
-        if self._news:
+        if self._inbox.waiting:
             self._hear()
         now = time.monotonic()
         self._table.now_s = now
@@ -198,9 +202,13 @@ class Tier:
             self._watch(now)
         results = self._desk.take_finished() if self._desk.finished else []
         # After the results: whatever was told of their keys, it was told before they ended. What else was stored can wait for `flush`.
-        if self._urgent or (results and self._news):
+        if self._inbox.urgent or (results and self._inbox.waiting):
             self._hear()
         return results
+
+    def take_released(self) -> list[int]:
+        """Rows that were in `JobResult.held` and that no call touches any more, once for each time they were in it. Also after `close`."""
+        return self._desk.take_released() if self._desk.released else []
 
     @property
     def busy(self) -> bool:
@@ -209,18 +217,16 @@ class Tier:
 
     def take_events(self) -> list[TierEvent]:
         """What changed in the backend through this tier, or was found changed by it, since the last call; if the tier keeps events."""
-        if self._news:
+        if self._inbox.waiting:
             self._hear()
-        events = list(self._events)
-        self._events.clear()
-        return events
+        return self._inbox.take_events()
 
     # The end of things.
 
     def drain(self) -> None:
         """Wait, at most `drain_timeout_s`, until all jobs have ended; those that have not are ended. `poll` then has every result.
 
-        Afterwards nothing touches the engine's rows.
+        Afterwards nothing touches the engine's rows, but those that are held.
         """
         until_s = time.monotonic() + self._settings.drain_timeout_s
         while self._desk.has_open and (now := time.monotonic()) < until_s:
@@ -228,28 +234,32 @@ class Tier:
             self._watch(now)
         self._end_jobs()
 
-    def reset(self, weights_version: str = "") -> None:
+    def reset(self, weights_version: str = "", epoch: str = "") -> None:
         """The engine's cache was reset: nothing that was stored before is served again. Bounded as `drain` is.
 
         Args:
             weights_version: Names the weights that the engine uses from now on, so that engines with the same ones share again. Without
                 it only this engine knows the new namespace.
+            epoch: From `fresh_epoch`: tiers that are given the same one share the new namespace, and nobody else knows it.
+
+        Raises:
+            ConfigError: one of them cannot be part of an identity. Nothing was changed.
         """
+        weights = weights_version or self.identity.weights
+        identity = dataclasses.replace(self.identity, weights=weights, epoch=epoch or ("" if weights_version else fresh_epoch()))
         self._give_up(*self._work.cancel(), failed=False)
         self.drain()
         self._table.clear()
         self._count_lookups()
-        identity = self.identity
-        if weights_version:
-            self.identity = dataclasses.replace(identity, weights=weights_version, epoch="")
-        else:
-            self.identity = dataclasses.replace(identity, epoch=fresh_epoch())
-        self._namespace = self.identity.namespace
+        self.identity = identity
+        self._namespace = identity.namespace
 
     def close(self) -> None:
         """End all jobs, stop the threads and close the backend, in `close_timeout_s` at most. Idempotent.
 
-        Memory that a running call may still touch is not given back: it stays mapped until the process ends.
+        Memory that a running call may still touch is not given back: staging memory stays mapped until the process ends. A region of
+        records is its owner's, and the rows that are held then may stay so for ever: the owner takes their results and `take_released`,
+        and may unmap the region once no row is held, else never.
         """
         if self._closed:
             return
@@ -266,7 +276,7 @@ class Tier:
             self._work.wait_changed(time.monotonic() + 0.05)
         self._work.stop()
         closer = threading.Thread(target=self._close_backend, name=f"{self.name}-close", daemon=True)
-        threads = [*self._threads, closer]
+        threads = [*self._crew.threads, closer]
         try:
             closer.start()
         except RuntimeError:
@@ -275,51 +285,17 @@ class Tier:
         for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
         stuck = [thread.name for thread in threads if thread.is_alive()]
-        if self._work.is_untouched and not stuck:
-            self._work.region.close()
+        untouched = self._work.is_untouched and not stuck
+        self._records.close(untouched)
+        if untouched:
             return
-        _kept_regions.append(self._work.region)
         what = f"these threads did not return: {', '.join(stuck)}" if stuck else "transfers are in doubt"
-        logger.warning("%s: closed, while %s; the staging memory stays mapped", self.name, what)
+        logger.warning("%s: closed, while %s; the memory of records stays mapped", self.name, what)
 
     # Inside.
 
-    def _tell(self, news: News) -> None:
-        """On one of our threads. An answer or a loss is what a request may wait for."""
-        self._news.append(news)
-        if not isinstance(news, Stored):
-            self._urgent = True
-
     def _hear(self) -> None:
-        """Take in what the threads found out, in order; what was stored by one batch after another is taken in together."""
-        table, news, namespace = self._table, self._news, self._namespace
-        self._urgent = False
-        fresh: tuple[bytes, ...] = ()
-        there: tuple[bytes, ...] = ()
-        while news:
-            said = news.popleft()
-            if isinstance(said, Stored):
-                if said.namespace == namespace:
-                    fresh += said.fresh
-                    there += said.there
-                if news:
-                    continue
-            if fresh or there:
-                if fresh:
-                    table.stored(fresh)
-                    self._note(fresh, removed=False)
-                if there:
-                    table.seen(there)
-                fresh = there = ()
-            if isinstance(said, Answered):
-                if table.answer(said.probe, said.present):
-                    self._note((said.probe.key,), removed=True)
-            elif isinstance(said, Lost) and said.namespace == namespace and table.lost(said.key, bad=said.bad, gone=said.gone):
-                self._note((said.key,), removed=True)
-
-    def _note(self, keys: tuple[bytes, ...], *, removed: bool) -> None:
-        if self._wants_events:
-            self._events.append(TierEvent(keys, removed))
+        self._inbox.hear(self._namespace)
 
     def _end_jobs(self) -> None:
         self._desk.expire_all()
@@ -346,7 +322,7 @@ class Tier:
             self._found_late(batch)
         if late:
             # The threads of late calls may never come back. Others take their places, as far as the backend allows more calls.
-            self._add_threads()
+            self._crew.grow()
         if expired or late:
             self._work.forget_ended()
         self._pipeline.check_quarantine()
@@ -379,43 +355,26 @@ class Tier:
 
     # Threads.
 
-    def _add_threads(self) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while self._work.wants_thread():
-            self._started += 1
-            thread = threading.Thread(target=self._run, name=f"{self.name}-io-{self._started}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                self._work.thread_failed()
-                logger.exception("%s: a thread could not be started", self.name)
-                return
-            self._threads.append(thread)
-
-    def _run(self) -> None:
-        while (batch := self._work.next()) is not None:
-            try:
-                self._pipeline.run(batch)
-            except BaseException:  # a fault of ours, as a backend's are caught below: the thread and the jobs must go on
-                logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
-                for item in batch.items:
-                    if item.job.kind is Kind.LOAD:
-                        self._tell(Lost(batch.namespace, item.key, bad=False, gone=False))
-                self._give_up(batch.probes, batch.items)
+    def _run(self, batch: Batch) -> None:
+        try:
+            self._pipeline.run(batch)
+        except BaseException:  # a fault of ours, as a backend's are caught below: the thread and the jobs must go on
+            logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
+            for item in batch.items:
+                if item.job.kind is Kind.LOAD:
+                    self._inbox.tell(Lost(batch.namespace, item.key, bad=False, gone=False))
+            self._give_up(batch.probes, batch.items)
 
     def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:
         """These will not be done: they failed, or were not begun."""
         for probe in probes:
-            self._tell(Answered(probe, None))
+            self._inbox.tell(Answered(probe, None))
         not_begun = {Kind.LOAD: "refused", Kind.STORE: "shed"}
         self._desk.settle([item.ended(Outcome.FAILED, "failed" if failed else not_begun[item.job.kind]) for item in items])
 
     def _close_backend(self) -> None:
-        try:
-            if isinstance(self._backend, SupportsRegions) and self._work.is_untouched:
-                self._backend.unregister_region(self._work.region)
-        except BaseException:  # vendor code may raise anything
-            logger.exception("%s: unregistering the staging memory failed", self.name)
+        if self._work.is_untouched:
+            take_back(self._backend, self._records.regions)
         try:
             self._backend.close()
         except BaseException:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["EngineMemory", "IncompleteChunkError", "JobResult", "Lookup", "TierEvent"]
+from kvstore_sdk.backend import Buffer, Region
+
+__all__ = ["EngineMemory", "IncompleteChunkError", "JobResult", "Lookup", "RecordMemory", "TierEvent"]
 
 
 class Lookup(Enum):
@@ -29,6 +31,8 @@ class JobResult:
         skipped: Keys that this tier does not store by its configuration.
         moved_bytes: Payload bytes that went to or came from the backend.
         elapsed_s: From submission.
+        held: Rows of a `RecordMemory` that a call may still touch: it outlived the job, or the backend calls its item in doubt. They must
+            not be used for anything else until `Tier.take_released` names them, once for each time they are in here.
     """
 
     job_id: int
@@ -37,6 +41,7 @@ class JobResult:
     skipped: tuple[bytes, ...]
     moved_bytes: int
     elapsed_s: float
+    held: tuple[int, ...] = ()
 
     @property
     def success(self) -> bool:
@@ -81,4 +86,34 @@ class EngineMemory(Protocol):
 
     def copy_in(self, row: int, group: int, payload: memoryview) -> None:
         """Copy `payload` into the parts of `row` that belong to `group`, and touch no other byte."""
+        ...
+
+
+@runtime_checkable
+class RecordMemory(Protocol):
+    """Host memory whose rows are records: a Tier moves a record from or into its row, and copies nothing.
+
+    A row is touched while its job is open, and when the job ends, if it is in `JobResult.held`, until it is released. A row that is stored
+    holds a sealed record and does not change meanwhile; others may read it, and other tiers store it too. A row that is loaded into
+    belongs to the job alone. The region stays mapped as long as a row is held, after the Tier was closed too.
+
+    The methods are called from a Tier's threads.
+    """
+
+    @property
+    def region(self) -> Region:
+        """All rows lie in it. Its owner closes it, after every tier that uses it was closed and while no row is held."""
+        ...
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are. Stores keep three quarters of them in use at most."""
+        ...
+
+    def payload_bytes(self, group: int) -> int | None:
+        """Length of a chunk of `group`; None for a group this memory does not hold."""
+        ...
+
+    def record(self, row: int) -> Buffer:
+        """The whole record of the chunk that `row` holds or is to hold: it begins on a page, and is `record_bytes` of its group long."""
         ...

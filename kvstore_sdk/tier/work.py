@@ -1,4 +1,4 @@
-"""The queues between the engine's thread and the Tier's own, and the staging slots that bound them."""
+"""The queues between the engine's thread and the Tier's own, and the slots that bound what is in calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore_sdk.backend import Buffer, Region, Ticket
+from kvstore_sdk.backend import Ticket
 from kvstore_sdk.tier.jobs import Item, Job, Kind
 from kvstore_sdk.tier.lookups import Probe
 
@@ -25,10 +25,11 @@ _GRACE_S = 0.1
 
 @dataclass(slots=True)
 class Doubt:
-    """A slot whose last operation the backend calls in doubt."""
+    """A slot whose last operation the backend calls in doubt. `item` is None for a manifest's."""
 
     ticket: Ticket
     slot: int
+    item: Item | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +37,7 @@ class Batch:
     """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
 
     Attributes:
-        slots: The staging slots of the items, one each.
+        slots: The slots of the items, one each.
         started_s: When a thread took it.
         timeout_s: What the call is allowed when it does not have to wait for a thread first.
         deadline_s: When the call becomes late, set by who makes it; 0.0 before.
@@ -57,11 +58,12 @@ class Batch:
 
 
 class WorkQueue:
-    """Probes before loads before stores, bounded; hands out batches together with the staging slots they need.
+    """Probes before loads before stores, bounded; hands out batches together with the slots they need.
 
-    Stores never take all: a share of threads and of slots is left to probes and loads, so that writing cannot hold up a request. A slot
-    belongs to one item until `finish`; when the call of a batch is late its slots stay with it (quarantine) until it returns, and slots in
-    doubt until the backend has settled them.
+    A slot is the right to have one record in a call; in the staged way it is the memory for it too. Stores never take all: a share of
+    threads and of slots is left to probes and loads, so that writing cannot hold up a request. A slot belongs to one item until `finish`;
+    when the call of a batch is late its slots stay with it (quarantine) until it returns, and slots in doubt until the backend has
+    settled them.
 
     It also counts the threads: `threads` of them, and one more for each call that is late, as long as the backend allows more calls.
     """
@@ -77,18 +79,16 @@ class WorkQueue:
         probe_batch: int,
         unfold: Callable[[Job, int], list[Item]],
     ) -> None:
-        """Allocate the staging memory.
-
+        """
         Args:
-            slots: How many staging slots.
-            slot_bytes: Length of a slot.
+            slots: How many slots.
+            slot_bytes: What a slot counts in `quarantined_bytes`: the largest record.
             threads: How many threads are to call `next`.
             max_threads: Most threads, late ones included.
             batch: Most items in a batch.
             probe_batch: Most probes in a batch.
             unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
         """
-        self.region = Region(slots * slot_bytes, "kvstore-staging")
         self.slot_bytes = slot_bytes
         self._batch = batch
         self._probe_batch = probe_batch
@@ -121,9 +121,6 @@ class WorkQueue:
         self.queued_store_bytes = 0
         self.folded_store_chunks = 0
         """Chunks of store jobs that no thread has looked at yet."""
-
-    def buffer(self, slot: int, length: int) -> Buffer:
-        return self.region.buffer(slot * self.slot_bytes, length)
 
     # The engine's side.
 
@@ -246,7 +243,7 @@ class WorkQueue:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no call is running and none is in doubt: nobody reads or writes the region."""
+        """Whether no call is running and none is in doubt: nobody reads or writes a record."""
         with self._lock:
             return not self._batches and not self._doubts
 

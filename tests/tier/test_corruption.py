@@ -16,7 +16,7 @@ from kvstore_sdk.format import Flaw, record_bytes, seal, verify
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang, Raise, RecordingBackend, SwapRecords, WrongBytes, WrongSize
 from kvstore_sdk.tier import Lookup
-from kvstore_sdk.tier import pipeline as pipeline_module
+from kvstore_sdk.tier import loads as loads_module
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
 
@@ -176,7 +176,7 @@ def test_events_are_stored_and_removed_once_each(tmp_path: Path, new_engine: New
 
 def test_an_engine_that_wants_no_events_keeps_none(new_engine: NewEngine) -> None:
     engine = new_engine()
-    engine.tier._wants_events = False
+    engine.tier._inbox._wants_events = False
     engine.store(keys(3))
     assert engine.tier.take_events() == []
 
@@ -238,7 +238,7 @@ def test_a_host_that_reads_nothing_right_leaves_the_shared_folder_alone(
     other.wait(lambda: other.total("manifests") == 1)
     before = {path: path.read_bytes() for path in (root / "v1").rglob("*") if path.is_file()}
     assert len(before) == 61
-    monkeypatch.setattr(pipeline_module, "_SUSPECT_MEMORY_S", 0.5)
+    monkeypatch.setattr(loads_module, "_SUSPECT_MEMORY_S", 0.5)
     backend = FaultyBackend(RecordingBackend(open_fs(str(root))), [Fault("get", WrongBytes(offset=4200))], seed=3)
     engine = new_engine(backend, batch_records=1)
     caplog.set_level(logging.ERROR)

@@ -341,12 +341,12 @@ def test_close_during_calls_that_hang_is_bounded_and_keeps_their_memory(new_engi
     engine.tier.lookup("r", key(99))
     engine.tier.flush()
     assert backend.wait_hanging(4)
-    region = weakref.ref(engine.tier._work.region)
+    region = weakref.ref(engine.region)
     began_s = time.monotonic()
     engine.tier.close()
     assert time.monotonic() - began_s < 0.4 + 0.5
     assert "closed, while these threads did not return: test-io-1, test-io-2, test-io-3, test-io-4, test-close" in caplog.text
-    assert "the staging memory stays mapped" in caplog.text
+    assert "the memory of records stays mapped" in caplog.text
     kept = region()
     assert kept is not None
     assert len(kept.view) > 0, "not unmapped"
@@ -365,8 +365,8 @@ def test_close_with_transfers_in_doubt_keeps_their_memory_mapped(caplog: pytest.
     engine.store(keys(2))
     backend.arm(Fault("get", InDoubt()))
     engine.load(keys(2))
-    region: weakref.ref[Region] = weakref.ref(engine.tier._work.region)
-    address = engine.tier._work.region.address
+    region: weakref.ref[Region] = weakref.ref(engine.region)
+    address = engine.region.address
     began_s = time.monotonic()
     engine.tier.close()
     assert time.monotonic() - began_s < 0.3 + 0.5
@@ -387,7 +387,7 @@ def test_close_waits_for_transfers_that_are_settled_in_time(new_engine: NewEngin
     engine.store(keys(2))
     backend.arm(Fault("get", InDoubt(0.3)))
     engine.load(keys(2))
-    region = engine.tier._work.region
+    region = engine.region
     engine.tier.close()
     assert "stays mapped" not in caplog.text
     with pytest.raises(ValueError, match="released"):
@@ -404,7 +404,7 @@ def test_the_memory_is_given_back_when_nothing_uses_it(new_engine: NewEngine) ->
     assert backend.wait_hanging()
     timer = threading.Timer(1.3, backend.heal)
     timer.start()
-    region = engine.tier._work.region
+    region = engine.region
     engine.tier.close()
     timer.join()
     with pytest.raises(ValueError, match="released"):

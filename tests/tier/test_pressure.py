@@ -15,7 +15,7 @@ from kvstore_sdk.keys import ChunkKey, manifest_name
 from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, Hang, Raise
 from kvstore_sdk.tier import IncompleteChunkError
 from kvstore_sdk.tier import manifest as manifest_module
-from kvstore_sdk.tier import pipeline as pipeline_module
+from kvstore_sdk.tier import staged as staged_module
 from kvstore_sdk.tier.work import Batch
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
@@ -25,7 +25,7 @@ NewEngine = Callable[..., Engine]
 
 def spoil_slots(engine: Engine) -> None:
     """Change a byte of the payload in every staging slot."""
-    region, size = engine.tier._work.region.view, engine.tier._work.slot_bytes
+    region, size = engine.region.view, engine.tier._work.slot_bytes
     for start in range(0, len(region), size):
         region[start + 4096 + 17] ^= 1
 
@@ -86,7 +86,7 @@ def test_a_call_with_next_to_no_time_says_nothing_about_the_store(part_of_its_ti
     tier = engine.tier
     for _ in range(3):
         batch = Batch(started_s=100.0, timeout_s=8.0, deadline_s=100.0 + 8.0 * part_of_its_time)
-        tier._pipeline._judge(batch, tier._breakers.get, "read", TimedOutError("too late"))
+        tier._pipeline._verdict.judge(batch, tier._breakers.get, "read", TimedOutError("too late"))
     assert tier._breakers.get.is_open is opens
 
 
@@ -141,14 +141,14 @@ def test_what_changes_between_the_check_and_the_copy_changes_nothing(new_engine:
 def test_what_changes_while_a_record_is_sealed_is_never_taken_for_the_chunk(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """INT-01: the same at the worst of moments of a store. What is stored is right, or found to be corrupt; never sealed and wrong."""
     engine = new_engine(open_memory(""))
-    real = pipeline_module.seal
+    real = staged_module.seal
 
     def late(*args: Any) -> None:
         spoil_slots(engine)
         real(*args)
         spoil_slots(engine)
 
-    monkeypatch.setattr(pipeline_module, "seal", late)
+    monkeypatch.setattr(staged_module, "seal", late)
     assert engine.store(keys(4)).success
     monkeypatch.undo()
     result = engine.load(keys(4))

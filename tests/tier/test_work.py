@@ -68,10 +68,8 @@ def job(number: int, kind: Kind, chunks: list[int], namespace: str = "n", *, tim
 
 
 @pytest.fixture
-def queue() -> Iterator[Queue]:
-    made = Queue()
-    yield made
-    made.region.close()
+def queue() -> Queue:
+    return Queue()
 
 
 class QueueAgainstItsPromises(RuleBasedStateMachine):
@@ -117,7 +115,6 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         assert not self.queue._in_stores
         assert self.queue.quarantined_bytes == self.queue.queued_store_bytes == 0
         assert self.queue.is_untouched
-        self.queue.region.close()
 
     # What a tier does.
 
@@ -461,7 +458,6 @@ class Workers:
         for thread in self._threads:
             thread.join(10.0)
         assert self.ended == len(self._threads)
-        self.queue.region.close()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from kvstore_sdk.identity import GroupIdentity, KVIdentity
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.testing import FaultyBackend
 from kvstore_sdk.tier import JobResult, Lookup, Tier, TierSettings
+from kvstore_sdk.tier.fit import fit
 
 __all__ = ["FAST", "HOLE", "LIMIT_S", "PAYLOAD_BYTES", "SLOT_BYTES", "Engine", "Memory", "Shop", "identity", "key", "keys", "payload"]
 
@@ -265,16 +266,21 @@ class Engine:
         """(key, removed) of every event since the last call."""
         return [(one, event.removed) for event in self.tier.take_events() for one in event.keys]
 
+    @property
+    def region(self) -> Region:
+        """The first of those that the backend was told of: of staging memory, or of the engine's records."""
+        return self.tier._records.regions[0]
+
     def free_slots(self) -> int:
         return len(self.tier._work._free)
 
     def all_slots_free(self) -> bool:
         """Whether every staging slot is free, and none is there twice."""
         free = self.tier._work._free
-        return len(free) == len(set(free)) == self.tier._work.region.size_bytes // self.tier._work.slot_bytes
+        return len(free) == len(set(free)) == fit("test", self.backend, self.tier.identity, self.tier._settings).slots
 
     def io_threads(self) -> list[threading.Thread]:
-        return [thread for thread in self.tier._threads if thread.is_alive()]
+        return [thread for thread in self.tier._crew.threads if thread.is_alive()]
 
     def close(self) -> None:
         """Let what hangs go on, and close."""
