@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
-from kvstore_sdk.backend import Backend, Capabilities, Durability
-from kvstore_sdk.backend.options import parse_options
-from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import JobResult, Lookup, Tier
-from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.geometry import RankGeometry
+from kvstore_sdk.vllm.guard import NeverRaises, never_raises
 from kvstore_sdk.vllm.identity import Decision, decide
 from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
+from kvstore_sdk.vllm.opening import NOBODY_READS, open_tier
 from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, written_by_operator
+from kvstore_sdk.vllm.tails import PartialTails, refuse_unmarked_tails
 
 __all__ = ["KVStoreTier"]
 
 logger = logging.getLogger(__name__)
 
-_LOG_EVERY_S = 10.0
-
-_NOBODY_READS = "; nobody reads them again once it has ended, and the store keeps them: remove %s then, or set may_store to false"
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 _HIT, _MISS = Lookup.HIT, Lookup.MISS
 
 
-def _never_raises(default: Callable[[], Any]) -> Callable[[_Method], _Method]:
-    """Whatever goes wrong in the method is logged, and `default()` is the answer: an exception would end the engine."""
-
-    def wrap(method: _Method) -> _Method:
-        @functools.wraps(method)
-        def guarded(self: KVStoreTier, *arguments: Any, **options: Any) -> Any:
-            try:
-                return method(self, *arguments, **options)
-            except Exception:  # noqa: BLE001  logged by `_complain`
-                self._complain(method.__name__)
-                return default()
-
-        return cast(_Method, guarded)
-
-    return wrap
-
-
-class KVStoreTier(SecondaryTierManager):
+class KVStoreTier(SecondaryTierManager, NeverRaises):
     """Tier type `kvstore`: vLLM's host rows in a backend of the SDK, and back.
 
     Nothing but the constructor raises, and no method but `drain_jobs` and `shutdown`, which are bounded, waits.
@@ -80,26 +53,23 @@ class KVStoreTier(SecondaryTierManager):
         self.locality = compat.locality(options.adapter.locality) if options.adapter.locality else None
         self._known = compat.spec_facts(offloading_spec)
         self._label = _label(offloading_spec, tier_type, entry)
+        self.shown_as = f"kvstore tier {self._label}"
         self._results: deque[Any] = deque()
         self._open: dict[int, bool] = {}
-        self._complaints: dict[str, float] = {}
-        self._chunk_tokens = {group: tokens * self._known.blocks_per_chunk for group, tokens, _ in self._known.groups}
-        # Where a hash covers a whole chunk no key can end inside one, and nobody has to look.
-        self._has_partial_tails = compat.HAS_KEY_POSITIONS and set(self._chunk_tokens.values()) != {self._known.hash_tokens}
+        self._tails = PartialTails(self._known)
+        groups = sorted(group for group, _, _ in self._known.groups)
         _refuse_unsupported(where, self._known)
         read = getattr(offloading_spec, "kvstore_geometry", None)
         records: list[RankGeometry] = read() if read is not None else []
         if not records:
             _refuse_without_records(where, self._known)
-        if records and set(records[0].extents) != set(self._chunk_tokens):
-            there, here = sorted(records[0].extents), sorted(self._chunk_tokens)
-            raise ConfigError(
-                where, "geometry", f"the workers have KV cache groups {there}, the scheduler {here}; do all run the same vLLM?"
-            )
+        if records and sorted(records[0].extents) != groups:
+            problem = f"the workers have KV cache groups {sorted(records[0].extents)}, the scheduler {groups}; do all run the same vLLM?"
+            raise ConfigError(where, "geometry", problem)
         extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, compat.row_facts(offloading_spec).slot_bytes)]}
         decision = decide(where, self._known, records, extents, options.adapter)
         if records:
-            _refuse_partial_tails(where, self._known, records[0].facts)
+            refuse_unmarked_tails(where, self._known, records[0].facts)
         self._hash_unconfirmed = decision.none_hash
         self._may_store = options.adapter.may_store
         self._outlives_us = self._told_of_epoch = False
@@ -119,38 +89,23 @@ class KVStoreTier(SecondaryTierManager):
 
     def _open_tier(self, where: str, options: TierOptions, decision: Decision, memory: RowMemory) -> None:
         try:
-            _fit_unopened(where, options, decision)
-            backend = open_backend(options.backend, options.backend_options, location=options.location)
-            try:
-                tier = Tier(
-                    backend,
-                    memory,
-                    identity=decision.identity,
-                    settings=options.settings,
-                    name=self._label,
-                    may_store=options.adapter.may_store,
-                    events=self._known.events,
-                )
-            except BaseException:
-                backend.close()
-                raise
+            opened = open_tier(where, options, decision.identity, memory, name=self._label, events=self._known.events)
         except BaseException:
             memory.close()
             raise
-        self._memory, self._tier = memory, tier
-        self._outlives_us = backend.capabilities.durability is not Durability.NONE
+        self._memory, self._tier, self._outlives_us = memory, opened.tier, opened.outlives_us
         if decision.private:
             logger.warning(
                 "%s: its chunks are private to this process: %s%s",
                 where,
                 "; ".join(decision.private),
-                _NOBODY_READS % f"v1/{decision.identity.namespace}" if self._outlives_us and options.adapter.may_store else "",
+                NOBODY_READS % f"v1/{decision.identity.namespace}" if self._outlives_us and options.adapter.may_store else "",
             )
         logger.info("%s: namespace %s, %r", where, decision.identity.namespace, options.settings)
 
     # Requests and look-ups.
 
-    @_never_raises(compat.request_context)
+    @never_raises(compat.request_context)
     def on_new_request(self, req_context: Any) -> Any:
         """Ask for nothing special. The first request confirms that the engine hashes as the identity says."""
         if self._hash_unconfirmed is not None:
@@ -161,7 +116,7 @@ class KVStoreTier(SecondaryTierManager):
         """From memory; RETRY while the backend is asked, for `lookup_timeout_s` at most."""
         # Guarded here and not by the decorator: the engine calls this for every chunk of every request that waits.
         try:
-            if self._tier is None or (self._has_partial_tails and self._is_inside_a_chunk(key, req_context)):
+            if self._tier is None or (self._tails.possible and self._tails.is_one(key, req_context)):
                 return compat.MISS
             answer = self._tier.lookup(req_context.req_id, key)
             if answer is _HIT:
@@ -171,13 +126,13 @@ class KVStoreTier(SecondaryTierManager):
             self._complain("lookup")
             return compat.MISS
 
-    @_never_raises(lambda: None)
+    @never_raises(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what the request was told."""
         if self._tier is not None:
             self._tier.end_request(req_context.req_id)
 
-    @_never_raises(lambda: None)
+    @never_raises(lambda: None)
     def on_schedule_end(self, *context: Any) -> None:
         """Send this step's look-ups, one batch a request."""
         if self._tier is not None:
@@ -203,8 +158,8 @@ class KVStoreTier(SecondaryTierManager):
         method = "submit_load" if load else "submit_store"
         try:
             keys, rows = compat.job_rows(job)
-            if self._has_partial_tails and not load:
-                whole = [place for place, key in enumerate(keys) if not self._is_inside_a_chunk(key, job.req_context)]
+            if self._tails.possible and not load:
+                whole = [place for place, key in enumerate(keys) if not self._tails.is_one(key, job.req_context)]
                 keys, rows = [keys[place] for place in whole], [rows[place] for place in whole]
             if self._may_lack_blocks and not load:
                 keys, rows = self._without_incomplete(keys, rows)
@@ -264,14 +219,14 @@ class KVStoreTier(SecondaryTierManager):
         del self._open[result.job_id]
         self._results.append(told)
 
-    @_never_raises(lambda: False)
+    @never_raises(lambda: False)
     def has_pending_work(self) -> bool:
         """Whether a job is not reported yet. Each has a deadline, so this ends."""
         return bool(self._results) or bool(self._open)
 
     # What the engine may ask now and then.
 
-    @_never_raises(tuple)
+    @never_raises(tuple)
     def take_events(self) -> Iterable[Any]:
         """Chunks that this tier stored, or found to be gone, where KV events are switched on."""
         if self._tier is None or not self._known.events:
@@ -285,7 +240,7 @@ class KVStoreTier(SecondaryTierManager):
         """Every metric this tier can have. Runs in the API server: opens nothing."""
         return metrics.definitions()
 
-    @_never_raises(lambda: None)
+    @never_raises(lambda: None)
     def get_stats(self) -> Any:
         """What was counted since the last call."""
         return None if self._tier is None else metrics.stats(self._tier.metrics.take(), self._label)
@@ -321,20 +276,12 @@ class KVStoreTier(SecondaryTierManager):
 
     # Inside.
 
-    def _is_inside_a_chunk(self, key: bytes, request: Any) -> bool:
-        """Whether the key ends inside a chunk: a partial tail, whose promotion can evict what the same look-up already counted."""
-        position = compat.key_position(request, key)
-        if position is None:
-            return False
-        tokens = self._chunk_tokens.get(int.from_bytes(key[-4:], "big"))
-        return tokens is not None and position % tokens != 0
-
     def _tell_of_epoch(self, namespace: str) -> None:
         """Say once that what is stored after a reset is this engine's alone."""
         if self._outlives_us and self._may_store and not self._told_of_epoch:
             self._told_of_epoch = True
             where = f"v1/{namespace}"
-            logger.warning("kvstore tier %s: after a reset its chunks are private to this process" + _NOBODY_READS, self._label, where)
+            logger.warning("kvstore tier %s: after a reset its chunks are private to this process" + NOBODY_READS, self._label, where)
 
     def _without_incomplete(self, keys: list[bytes], rows: list[int]) -> tuple[list[bytes], list[int]]:
         """Leave out chunks that lack blocks which a reader could need. vLLM stores such late, when its host memory was full before.
@@ -364,13 +311,6 @@ class KVStoreTier(SecondaryTierManager):
         for job_id in list(self._open):
             self._fail(job_id)
 
-    def _complain(self, method: str) -> None:
-        """Log the exception that is being handled, each method at most every `_LOG_EVERY_S`."""
-        now = time.monotonic()
-        if now >= self._complaints.get(method, 0.0):
-            self._complaints[method] = now + _LOG_EVERY_S
-            logger.exception("kvstore tier %s: %s failed", self._label, method)
-
 
 def _label(spec: Any, tier_type: str, entry: Mapping[str, Any]) -> str:
     """The name vLLM gives the tier in its own metrics: place in the list, counted from 1, and type."""
@@ -379,19 +319,6 @@ def _label(spec: Any, tier_type: str, entry: Mapping[str, Any]) -> str:
         if isinstance(found, Mapping) and found.get("type") == tier_type and all(found.get(name) == entry[name] for name in entry):
             return f"{place}:{tier_type}"
     return f"1:{tier_type}"
-
-
-def _fit_unopened(where: str, options: TierOptions, decision: Decision) -> None:
-    """Find out before the store is opened, and its folder made, what can be told without it: whether the chunks fit what was configured.
-
-    A backend may have narrower limits of its own, which only the open one tells.
-    """
-    name, limit = "max_record_bytes", sys.maxsize
-    schema = backend_options(options.backend)
-    if name in options.backend_options:
-        limit = parse_options(where, {name: schema[name]}, {name: options.backend_options[name]})[name]
-    unopened = SimpleNamespace(capabilities=Capabilities(max_record_bytes=limit))
-    fit(where, cast(Backend, unopened), decision.identity, options.settings)
 
 
 def _refuse_unsupported(where: str, known: compat.SpecFacts) -> None:
@@ -403,11 +330,6 @@ def _refuse_unsupported(where: str, known: compat.SpecFacts) -> None:
     if compat.SHARES_REGION_BETWEEN_REPLICAS and known.parallel.dp > 1:
         problem = f"{known.parallel.dp} replicas share one host region in this vLLM; use 0.26 or later, or one replica"
         raise ConfigError(where, "data_parallel_size", problem)
-
-
-def _refuse_partial_tails(where: str, known: compat.SpecFacts, facts: Mapping[str, Any]) -> None:
-    if compat.PARTIAL_TAILS_UNMARKED and facts["mamba_align"] and known.blocks_per_chunk == 1:
-        raise ConfigError(where, "blocks_per_chunk", "1 with mamba_cache_mode align can end this vLLM in an assertion; use 2, or vLLM 0.31")
 
 
 def _refuse_without_records(where: str, known: compat.SpecFacts) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.kv_offload import base as offload
@@ -21,15 +21,19 @@ __all__ = [
     "PARTIAL_TAILS_UNMARKED",
     "PENDING",
     "RETRY",
+    "allowed_tiers",
     "borrow_logging",
     "job_result",
     "job_rows",
     "key_position",
+    "load_source",
     "locality",
     "medium",
     "metric_classes",
+    "new_requests",
     "new_stats",
     "offloading_event",
+    "prepared_store",
     "request_context",
 ]
 
@@ -125,14 +129,41 @@ def locality(name: str) -> Any:
     return offload.Locality[name] if hasattr(offload, "Locality") else None
 
 
-def offloading_event(keys: Sequence[bytes], *, removed: bool, where: Any, owner: str) -> Any:
-    """The engine's event for chunks that this tier stored, or found to be gone."""
-    event: dict[str, Any] = {"keys": list(keys), "medium": medium() if _HAS_MEDIUM else "STORAGE", "removed": removed}
+def offloading_event(keys: Sequence[bytes], *, removed: bool, where: Any, owner: str | None, host: bool = False) -> Any:
+    """The engine's event for chunks that a tier stored, or that are gone from it. `host`: the tier is host memory, which has no owner."""
+    name = "CPU" if host else "STORAGE"
+    event: dict[str, Any] = {"keys": list(keys), "medium": offload.Medium[name] if _HAS_MEDIUM else name, "removed": removed}
     if "locality" in _EVENT_FIELDS:
         event["locality"] = where
     if "ownership" in _EVENT_FIELDS:
         event["ownership"] = owner
     return offload.OffloadingEvent(**event)
+
+
+def prepared_store(keys: Sequence[bytes], spec: Any) -> Any:
+    """A manager's answer to `prepare_store`: the keys to be stored, in the order in which they were given, and where."""
+    return offload.PrepareStoreOutput(keys_to_store=list(keys), store_spec=spec, evicted_keys=[])
+
+
+def new_requests(schedule_end: Sequence[Any]) -> Collection[str] | None:
+    """The requests whose first step this was, from the arguments of `on_schedule_end`; None where the engine does not say (0.24)."""
+    return schedule_end[0].new_req_ids if schedule_end else None
+
+
+def allowed_tiers(request: Any, localities: Mapping[str, Any]) -> Collection[str] | None:
+    """Of the named storage tiers, those that a request may load from; None for all. Requests may choose from 0.27 on."""
+    chosen = getattr(request, "load_tier_filter", None)
+    if chosen is None or chosen is offload.TierFilter.ALL:
+        return None
+    return [name for name, where in localities.items() if chosen.allows(medium(), where)]
+
+
+def load_source(storage: bool, where: Any) -> Any:
+    """The engine's name for where a chunk came from (0.32): host memory, a local store, or anything else."""
+    sources = importlib.import_module("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    if not storage:
+        return sources.HOST
+    return sources.EXTERNAL_UNSPECIFIED if where is not None and where.name == "REMOTE" else sources.DISK
 
 
 def metric_classes() -> tuple[type[Any], type[Any], type[Any]]:
