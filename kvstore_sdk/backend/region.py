@@ -18,7 +18,7 @@ class Region:
     """One page-aligned shared mapping, announced to a backend before any buffer of it is used.
 
     The memory is a `memfd`: it has no name in any filesystem, so the kernel takes it back when the last process that maps it is
-    gone, however it went. A child process maps it from `fd`.
+    gone, however it went. Another process maps it from `fd` with `from_fd`, which also maps memory that has a name.
 
     Attributes:
         id: Number of this region in this process; never used twice.
@@ -37,14 +37,53 @@ class Region:
         """
         if size_bytes <= 0:
             raise ValueError(f"Region: size_bytes: {size_bytes} is not positive")
-        self.id = next(_ids)
-        self.size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = os.memfd_create(label, os.MFD_CLOEXEC)
+        size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        fd = os.memfd_create(label, os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.fd, self.size_bytes)
-            self._map = mmap.mmap(self.fd, self.size_bytes, flags=mmap.MAP_SHARED)
+            os.ftruncate(fd, size_bytes)
         except BaseException:
-            os.close(self.fd)
+            os.close(fd)
+            raise
+        self._take(fd, size_bytes)
+
+    @classmethod
+    def from_fd(cls, fd: int, size_bytes: int, label: str = "") -> Region:
+        """Map memory that exists: a file in `/dev/shm`, or the `fd` of a region of another process.
+
+        The region owns `fd` from now on, also when this fails: then it is closed.
+
+        Args:
+            fd: Open for reading and writing.
+            size_bytes: A multiple of the page size, and no more than there is behind `fd`: what lies beyond the end of a file would end
+                the process at its first touch.
+            label: What the memory is called in an error.
+
+        Raises:
+            ValueError: `size_bytes` is not as above.
+            OSError: the kernel refused to map it.
+        """
+        try:
+            there = os.fstat(fd).st_size
+            if size_bytes <= 0 or size_bytes % mmap.PAGESIZE or size_bytes > there:
+                name = label or f"fd {fd}"
+                raise ValueError(f"Region: size_bytes: {size_bytes} must be whole pages of the {there} bytes that {name} has")
+            os.set_inheritable(fd, False)
+        except BaseException:
+            os.close(fd)
+            raise
+        region = cls.__new__(cls)
+        region._take(fd, size_bytes)
+        return region
+
+    def _take(self, fd: int, size_bytes: int) -> None:
+        """Map `fd`, and own it. It is closed when this fails."""
+        self.id = next(_ids)
+        self.size_bytes = size_bytes
+        self.fd = fd
+        try:
+            self._map = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED)
+        except BaseException:
+            os.close(fd)
             raise
         self.view = memoryview(self._map)
         anchor = ctypes.c_char.from_buffer(self._map)

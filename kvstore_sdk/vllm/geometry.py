@@ -7,13 +7,8 @@ of the facts, opens nothing before it has one of every rank.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
-import logging
 import os
-import re
-import signal
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -22,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.host import is_abandoned, sweep_regions
 
 __all__ = ["Extent", "RankGeometry", "group_extents", "host_id", "is_abandoned", "read_records", "record_path", "sweep", "write_record"]
-
-logger = logging.getLogger(__name__)
 
 Extent = tuple[int, int]
 """(offset in the row, length), in bytes."""
@@ -244,36 +238,7 @@ def _agreed(records: list[RankGeometry]) -> list[RankGeometry]:
 
 # --- what dead engines leave behind ------------------------------------------------------------------------------------------------
 
-# Python names neither of them on every platform.
-_F_SETSIG = 10
-_F_SETLEASE = 1024
-
-_REGION = re.compile(r"vllm_offload_.+\.mmap(\.\d+)?")
-_RECORD = re.compile(r"kvstore_vllm_offload_.+\.rank\d+\.(json(\.\d+)?|rows)")
-
-
-def is_abandoned(path: str) -> bool:
-    """Whether no process on this machine has `path` open for writing, or mapped: asked of the kernel, so across containers too.
-
-    A read lease is granted on exactly such files. There is no moment at which a region that is just being created would pass: vLLM's
-    workers hold it open for writing from before it has a size. False when it cannot be told.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        # Whoever opens the file for writing while the lease lasts makes the kernel signal us. SIGURG is ignored unless asked for; the
-        # default, SIGIO, would end the process.
-        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_RDLCK)
-        return True
-    except OSError as cause:
-        if cause.errno not in (errno.EAGAIN, errno.EINVAL, errno.EACCES):
-            logger.debug("kvstore: cannot tell whether %s is in use: %s", path, cause)
-        return False
-    finally:
-        os.close(fd)
+_LEFT_BEHIND = r"vllm_offload_.+\.mmap(\.\d+)?|kvstore_vllm_offload_.+\.rank\d+\.(json(\.\d+)?|rows)"
 
 
 def sweep(folder: str, *, keep: str) -> list[str]:
@@ -287,19 +252,4 @@ def sweep(folder: str, *, keep: str) -> list[str]:
         The paths that were removed.
     """
     own = (os.path.basename(keep), os.path.basename(record_path(keep, 0)).rsplit(".rank", 1)[0] + ".rank")
-    removed = []
-    for name in sorted(os.listdir(folder)):
-        if name.startswith(own) or not (_REGION.fullmatch(name) or _RECORD.fullmatch(name)):
-            continue
-        path = os.path.join(folder, name)
-        try:
-            ours = os.lstat(path).st_uid == os.geteuid()
-        except FileNotFoundError:
-            continue
-        if ours and is_abandoned(path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-                removed.append(path)
-    if removed:
-        logger.info("kvstore: removed what dead engines left behind: %s", ", ".join(removed))
-    return removed
+    return sweep_regions(folder, _LEFT_BEHIND, own)

@@ -1,0 +1,558 @@
+"""Host memory as a cache of records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from kvstore_sdk.backend import Buffer, Region
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.format import record_bytes
+from kvstore_sdk.host.policy import open_policy
+from kvstore_sdk.host.slots import Slab, SlotPool
+from kvstore_sdk.host.types import GroupStats, HostStats, Kind, Pin, Purpose, Size, Slot, SlotState
+from kvstore_sdk.keys import GROUP_BYTES
+
+__all__ = ["HostTier"]
+
+_WHERE = "host tier"
+_FILLING, _READY, _QUARANTINED, _FREE = SlotState.FILLING, SlotState.READY, SlotState.QUARANTINED, SlotState.FREE
+
+
+class HostTier:
+    """Chunks in the slots of a region. A slot is a record.
+
+    It keeps the books and touches no byte of the region. It has neither thread nor lock: its owner calls it from one thread at a time, but
+    `record`, `payload_bytes` and `row_count` from any. All calls cost the same however many chunks are resident or pinned.
+
+    A chunk is found by `get` from `admit` until it is evicted, removed, discarded or quarantined, or all is `reset`. Its slot is free
+    once it is not found, not being filled, not in quarantine and not pinned.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        payload_bytes: Mapping[int, int],
+        *,
+        start: int = 0,
+        policy: str = "lru",
+        reserve_bytes: int | None = None,
+    ) -> None:
+        """Divide a region into slots.
+
+        Args:
+            region: Where the slots lie. Stays the caller's.
+            payload_bytes: By KV cache group, the length of its chunks.
+            start: Offset of the first slot, a multiple of 4,096.
+            policy: Which chunk leaves first: "lru", "arc", or "module:factory".
+            reserve_bytes: What promotions and background pins may not take from running stores; a quarter by default, and room for one
+                record at least.
+
+        Raises:
+            ConfigError: there is room for fewer than two records of the largest group, the reserve leaves no room for one, or the policy
+                cannot be opened.
+        """
+        if not payload_bytes or any(length < 1 or not 0 <= group < 2**32 for group, length in payload_bytes.items()):
+            raise ConfigError(_WHERE, "payload_bytes", f"{dict(payload_bytes)} must map groups to lengths of 1 or more")
+        self.region = region
+        largest = max(record_bytes(length) for length in payload_bytes.values())
+        pool = SlotPool(start, region.size_bytes - start, {record_bytes(length) for length in payload_bytes.values()})
+        if pool.capacity_bytes < 2 * largest:
+            raise ConfigError(
+                _WHERE,
+                "size_bytes",
+                f"{region.size_bytes - start} bytes hold fewer than two records of {largest} bytes, the largest of a chunk; "
+                f"give it {2 * largest} bytes at least, or make chunks smaller",
+            )
+        charge = pool.shelves[largest].charge_bytes
+        reserve = max(charge, pool.capacity_bytes // 4) if reserve_bytes is None else reserve_bytes
+        if not 0 <= reserve <= pool.capacity_bytes - charge:
+            problem = f"{reserve} must be from 0 to {pool.capacity_bytes - charge}, so that one record of {largest} bytes can be promoted"
+            raise ConfigError(_WHERE, "reserve_bytes", problem)
+        self._pool = pool
+        self._sizes = {size: Size(shelf, open_policy(policy, shelf.most)) for size, shelf in pool.shelves.items()}
+        self._kinds: dict[bytes, Kind] = {}
+        for group, length in payload_bytes.items():
+            size = self._sizes[record_bytes(length)]
+            kind = Kind(group, length, size)
+            size.kinds.append(kind)
+            self._kinds[group.to_bytes(GROUP_BYTES, "big")] = kind
+        self._lengths = dict(payload_bytes)
+        self._several = pool.several
+        self._slots: dict[bytes, Slot] = {}
+        # By slot number, the slot that has the place now.
+        self._rows: list[Slot | None] = [None] * pool.slot_numbers
+        self._background_bytes = 0
+        self._background_most = pool.capacity_bytes - reserve
+        # Length and charge of the size that loses the most to the ends of slabs.
+        shelves = pool.shelves.values()
+        self._tightest = min(((shelf.size_bytes, shelf.charge_bytes) for shelf in shelves), key=lambda pair: pair[0] / pair[1])
+        self._evicted: list[bytes] = []
+        # Counts calls that use chunks: the age of a slab. Needed only where sizes compete.
+        self._clock = 0
+        self._no_room = dict.fromkeys(Purpose, 0)
+        self._refused_pins = 0
+        self._double_releases = 0
+
+    # --- what a Tier needs of memory whose rows are records ---
+
+    @property
+    def row_count(self) -> int:
+        """All slot numbers are below it. Where groups differ in size, many of them are never in use at the same time."""
+        return self._pool.slot_numbers
+
+    def payload_bytes(self, group: int) -> int | None:
+        """Length of a chunk of `group`; None for a group that has no slots here."""
+        return self._lengths.get(group)
+
+    def record(self, row: int) -> Buffer:
+        """The whole record in the slot with this number.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
+        offset, length = self._pool.place(row)
+        return Buffer(self.region, offset, length)
+
+    # --- chunks ---
+
+    @property
+    def background_room_bytes(self) -> int:
+        """How many bytes of records promotions and background pins may take before one is refused; with several sizes a lower bound."""
+        return (self._background_most - self._background_bytes) * self._tightest[0] // self._tightest[1]
+
+    def __len__(self) -> int:
+        """How many chunks `get` finds."""
+        return len(self._slots)
+
+    def get(self, key: bytes) -> Slot | None:
+        """The slot of a chunk, READY or FILLING."""
+        return self._slots.get(key)
+
+    def admit(self, keys: Sequence[bytes], purpose: Purpose, protect: Collection[bytes] = ()) -> list[Slot] | None:
+        """Take slots for the chunks that are not resident, all or none.
+
+        Chunks that are neither pinned nor protected make room. They are evicted only once it is known that there will be enough.
+
+        Args:
+            keys: Engine's keys. Those that are resident, or that come a second time, are passed over; resident ones are not evicted for
+                the others.
+            purpose: A promotion leaves the reserve alone.
+            protect: Keys that must not be evicted for this.
+
+        Returns:
+            FILLING slots in the order of `keys`, or None: no room now.
+
+        Raises:
+            KeyError: a key is of a group that has no slots here.
+        """
+        slots = self._slots
+        fresh = [(key, self._kind(key)) for key in dict.fromkeys(keys) if key not in slots]
+        needs: dict[Size, int] = {}
+        for _, kind in fresh:
+            needs[kind.size] = needs.get(kind.size, 0) + 1
+        store = purpose is Purpose.STORE
+        charge = 0 if store else sum(size.shelf.charge_bytes * count for size, count in needs.items())
+        if charge and self._background_bytes + charge > self._background_most:
+            self._no_room[purpose] += 1
+            return None
+        protected: Collection[bytes] = ()
+        if any(size.shelf.free < count for size, count in needs.items()):
+            protected = {*protect, *(key for key in keys if key in slots)}
+            if not self._make_room(needs, store, protected):
+                self._no_room[purpose] += 1
+                return None
+        self._clock += 1
+        taken: list[Slot] = []
+        for key, kind in fresh:
+            size = kind.size
+            size.policy.miss(key)
+            engine_only = store and bool(size.late)
+            place = size.late.pop() if engine_only else size.shelf.take() or self._evict_one(size, protected)
+            if place is None:
+                # Only a policy that hides what it may evict gets here.
+                for slot in taken:
+                    self.discard(slot)
+                self._no_room[purpose] += 1
+                return None
+            slot = Slot(key, kind, place[0], place[1], not store, engine_only, self._clock)
+            place[0].used_at = self._clock
+            slots[key] = self._rows[slot.number] = slot
+            kind.used += 1
+            kind.filling += 1
+            size.policy.insert(key)
+            taken.append(slot)
+            if not store:
+                self._background_bytes += size.shelf.charge_bytes
+        if self._several:
+            self._compare_sizes(needs, protected)
+        return taken
+
+    def could_admit(self, keys: Sequence[bytes]) -> int:
+        """How many of them, from the front, an empty host tier would have slots for.
+
+        Raises:
+            KeyError: a key is of a group that has no slots here.
+        """
+        if not self._several:
+            (size,) = self._sizes.values()
+            return min(len(keys), size.shelf.most)
+        counts = dict.fromkeys(self._sizes.values(), 0)
+        slabs = 0
+        for place, key in enumerate(keys):
+            size = self._kind(key).size
+            if counts[size] % size.shelf.per_slab == 0:
+                slabs += 1
+                if slabs > self._pool.slab_count:
+                    return place
+            counts[size] += 1
+        return len(keys)
+
+    def ready(self, slots: Sequence[Slot]) -> None:
+        """What was being filled holds its chunk now, and may be evicted. Without effect on slots that are not FILLING."""
+        for slot in slots:
+            if slot.state is not _FILLING:
+                continue
+            kind = slot.kind
+            slot.state = _READY
+            slot.engine_only = False
+            kind.filling -= 1
+            if slot.promoting:
+                self._end_promotion(slot)
+            if slot.pins:
+                continue
+            if slot.resident:
+                kind.idle += 1
+                slot.slab.idle += 1
+                kind.size.batch.append(slot.key)
+            else:
+                self._free(slot)
+        self._unpin_batches()
+
+    def discard(self, slot: Slot) -> None:
+        """What was being filled will never hold its chunk, and nobody writes it any more. Without effect on a slot that is not FILLING."""
+        if slot.state is not _FILLING:
+            return
+        self._stop_filling(slot)
+        self._end_promotion(slot)
+        self._free_unless_pinned(slot)
+
+    def quarantine(self, slot: Slot) -> None:
+        """What was being filled will never hold its chunk, but a late call may still write it: out of use until `release`.
+
+        Raises:
+            ValueError: it is READY, or its memory is no longer its own.
+        """
+        if slot.state is _QUARANTINED:
+            return
+        if slot.state is not _FILLING:
+            raise ValueError(f"HostTier: quarantine: {slot} is not being filled")
+        self._stop_filling(slot)
+        slot.held = True
+
+    def release(self, slot: Slot) -> None:
+        """Nothing touches a slot in quarantine any more. Without effect on any other."""
+        if not slot.held:
+            return
+        slot.held = False
+        self._end_promotion(slot)
+        self._free_unless_pinned(slot)
+
+    def remove(self, key: bytes) -> bool:
+        """Drop a chunk. False, and without effect, when it is not there, being filled, or pinned."""
+        slot = self._slots.get(key)
+        if slot is None or slot.state is not _READY or slot.pins:
+            return False
+        slot.kind.size.policy.remove(key)
+        self._drop(slot)
+        self._evicted.append(key)
+        self._free(slot)
+        return True
+
+    # --- use ---
+
+    def pin(self, slots: Sequence[Slot], background: bool) -> Pin | None:
+        """Keep slots where they are until `unpin`. FILLING ones may be pinned too, so that nothing evicts them once they are READY.
+
+        Args:
+            background: For what no running request waits for: copies to lower tiers, hits that are not loaded yet. Counts against the
+                reserve; others are a transfer to the engine, counted as hits, and never refused.
+
+        Returns:
+            None, and without effect, when a background pin would take the reserve.
+
+        Raises:
+            ValueError: a slot is in quarantine, or its memory is no longer its own.
+        """
+        for slot in slots:
+            if slot.state is not _READY and slot.state is not _FILLING:
+                raise ValueError(f"HostTier: pin: {slot} holds no chunk")
+        if background:
+            charge = sum(slot.kind.charge_bytes for slot in slots if not slot.background)
+            if charge and self._background_bytes + charge > self._background_most:
+                self._refused_pins += 1
+                return None
+        for slot in slots:
+            kind = slot.kind
+            if not slot.pins and slot.resident and slot.state is _READY:
+                kind.idle -= 1
+                slot.slab.idle -= 1
+                kind.size.policy.pin(slot.key)
+            slot.pins += 1
+            if not background:
+                kind.hits += 1
+                continue
+            if not slot.background:
+                self._background_bytes += kind.charge_bytes
+            slot.background += 1
+        return Pin(tuple(slots), background)
+
+    def unpin(self, pin: Pin) -> bool:
+        """Release a pin. False the second time: that is counted and changes nothing."""
+        if pin.released:
+            self._double_releases += 1
+            return False
+        pin.released = True
+        background = pin.background
+        for slot in pin.slots:
+            slot.pins -= 1
+            kind = slot.kind
+            if background:
+                slot.background -= 1
+                if not slot.background:
+                    self._background_bytes -= kind.charge_bytes
+            if slot.pins or slot.state is _FILLING:
+                continue
+            if slot.resident:
+                kind.idle += 1
+                slot.slab.idle += 1
+                kind.size.batch.append(slot.key)
+            elif not slot.held:
+                self._free(slot)
+        self._unpin_batches()
+        return True
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """A request that ends used these chunks, the head of its prefix first. Those that are not resident are passed over."""
+        self._clock += 1
+        slots = self._slots
+        if not self._several:
+            (size,) = self._sizes.values()
+            size.policy.used([key for key in keys if key in slots])
+            return
+        for key in keys:
+            if (slot := slots.get(key)) is not None:
+                slot.used_at = slot.slab.used_at = self._clock
+                slot.kind.size.batch.append(key)
+        for size in self._sizes.values():
+            if size.batch:
+                batch, size.batch = size.batch, []
+                size.policy.used(batch)
+
+    # --- everything at once ---
+
+    def reset(self) -> None:
+        """Forget every chunk. Their memory is free at once, but for pinned slots, which are free once their last pin goes, and FILLING
+        ones, which are free once they are ready, discarded, released or forgotten."""
+        for slot in list(self._slots.values()):
+            idle = slot.state is _READY and not slot.pins
+            self._drop(slot)
+            if idle:
+                self._free(slot)
+        for size in self._sizes.values():
+            size.policy.clear()
+
+    def forget(self, slots: Sequence[Slot]) -> None:
+        """Transfers of the engine from or to these slots will never be reported, but may still run.
+
+        FILLING slots of stores are free at once, READY ones are found no more and free once their last pin goes; but for stores of the
+        engine alone, which the engine runs after whatever it forgot, until one such store was made ready. Without effect on slots that are
+        free or in quarantine.
+
+        Raises:
+            ValueError: a slot is being filled by a promotion. It was not touched, nor were those after it.
+        """
+        for slot in slots:
+            if slot.state is _FILLING:
+                if slot.promoting:
+                    raise ValueError(f"HostTier: forget: {slot} is being filled by a promotion")
+                slot.engine_only = True
+                self._stop_filling(slot)
+                self._free_unless_pinned(slot)
+            elif slot.state is _READY:
+                slot.engine_only = True
+                if slot.resident:
+                    slot.kind.size.policy.remove(slot.key)
+                    self._drop(slot)
+                    self._evicted.append(slot.key)
+                self._free_unless_pinned(slot)
+
+    def take_evicted(self) -> list[bytes]:
+        """Keys of complete chunks that went since the last call, evicted or removed, in that order. A reset lists none."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def stats(self) -> HostStats:
+        """Numbers of this moment. Cheap: nothing is counted for it."""
+        groups = {
+            kind.group: GroupStats(
+                slots=kind.size.shelf.most,
+                used=kind.used,
+                pinned=kind.used - kind.filling - kind.quarantined - kind.idle,
+                filling=kind.filling,
+                quarantined=kind.quarantined,
+                used_bytes=kind.used * kind.record_bytes,
+                evictions=kind.evictions,
+                hits=kind.hits,
+            )
+            for kind in self._kinds.values()
+        }
+        return HostStats(
+            groups=groups,
+            capacity_bytes=self._pool.capacity_bytes,
+            used_bytes=sum(group.used_bytes for group in groups.values()),
+            reserve_bytes=self._pool.capacity_bytes - self._background_most,
+            background_bytes=self._background_bytes,
+            engine_only_slots=sum(len(size.late) for size in self._sizes.values()),
+            no_room=dict(self._no_room),
+            refused_pins=self._refused_pins,
+            double_releases=self._double_releases,
+        )
+
+    # --- inside ---
+
+    def _kind(self, key: bytes) -> Kind:
+        kind = self._kinds.get(key[-GROUP_BYTES:])
+        if kind is None:
+            group = int.from_bytes(key[-GROUP_BYTES:], "big")
+            raise KeyError(f"HostTier: {key.hex()} is of group {group}; there are slots of {', '.join(map(str, self._lengths))}")
+        return kind
+
+    def _drop(self, slot: Slot) -> None:
+        """A resident chunk is found no more. The policy is told elsewhere."""
+        del self._slots[slot.key]
+        slot.resident = False
+        if slot.state is _READY and not slot.pins:
+            slot.kind.idle -= 1
+            slot.slab.idle -= 1
+
+    def _free(self, slot: Slot) -> None:
+        """The memory of a slot that is not resident is free."""
+        if slot.state is _QUARANTINED:
+            slot.kind.quarantined -= 1
+        slot.state = _FREE
+        slot.kind.used -= 1
+        self._rows[slot.number] = None
+        if slot.engine_only:
+            slot.kind.size.late.append((slot.slab, slot.index))
+        else:
+            slot.kind.size.shelf.give(slot.slab, slot.index)
+
+    def _free_unless_pinned(self, slot: Slot) -> None:
+        if not slot.pins:
+            self._free(slot)
+
+    def _stop_filling(self, slot: Slot) -> None:
+        """From FILLING to QUARANTINED."""
+        slot.kind.filling -= 1
+        slot.kind.quarantined += 1
+        if slot.resident:
+            slot.kind.size.policy.remove(slot.key)
+            self._drop(slot)
+        slot.state = _QUARANTINED
+
+    def _end_promotion(self, slot: Slot) -> None:
+        """What a promotion holds in the background is given up, once."""
+        if not slot.promoting:
+            return
+        slot.promoting = False
+        slot.background -= 1
+        if not slot.background:
+            self._background_bytes -= slot.kind.charge_bytes
+
+    def _unpin_batches(self) -> None:
+        for size in self._sizes.values():
+            if size.batch:
+                batch, size.batch = size.batch, []
+                size.policy.unpin(batch)
+
+    def _evict_one(self, size: Size, protected: Collection[bytes]) -> tuple[Slab, int] | None:
+        """The place of the chunk that goes next, still taken."""
+        key = size.policy.victim(protected)
+        slot = None if key is None else self._slots.get(key)
+        if slot is None or slot.kind.size is not size or slot.state is not _READY or slot.pins:
+            return None
+        self._evict(slot)
+        size.evicted += 1
+        return slot.slab, slot.index
+
+    def _evict(self, slot: Slot) -> None:
+        slot.kind.size.policy.evict(slot.key)
+        self._drop(slot)
+        self._evicted.append(slot.key)
+        slot.state = _FREE
+        slot.kind.used -= 1
+        slot.kind.evictions += 1
+        self._rows[slot.number] = None
+
+    def _make_room(self, needs: Mapping[Size, int], store: bool, protected: Collection[bytes]) -> bool:
+        """See to it that so many slots of each size can be taken, each from its shelf or for an eviction. False, and nothing is evicted,
+        when they cannot."""
+        kept = dict.fromkeys(self._sizes.values(), 0)
+        guarded: set[Slab] = set()
+        for key in protected:
+            slot = self._slots.get(key)
+            if slot is not None and slot.state is _READY and not slot.pins:
+                kept[slot.kind.size] += 1
+                guarded.add(slot.slab)
+        # How many slots a size lacks though all that may go has gone.
+        lacking = {
+            size: count - size.shelf.free - (len(size.late) if store else 0) - (size.idle - kept[size]) for size, count in needs.items()
+        }
+        wanted = sum(max(0, -(-count // size.shelf.per_slab)) for size, count in lacking.items())
+        emptied: list[Slab] = []
+        if wanted > len(self._pool.spare):
+            for slab in sorted(self._pool.slabs, key=lambda slab: slab.used_at):
+                if slab.shelf is None or slab.taken != slab.idle or slab in guarded:
+                    continue
+                owner = self._sizes[slab.shelf.size_bytes]
+                if owner in lacking:
+                    if lacking[owner] + slab.shelf.per_slab > 0:
+                        continue
+                    lacking[owner] += slab.shelf.per_slab
+                emptied.append(slab)
+                if wanted <= len(self._pool.spare) + len(emptied):
+                    break
+            else:
+                return False
+        for slab in emptied:
+            self._empty(slab)
+        for size, count in lacking.items():
+            for _ in range(-(-count // size.shelf.per_slab)):
+                size.shelf.grow()
+        return True
+
+    def _compare_sizes(self, needs: Collection[Size], protected: Collection[bytes]) -> None:
+        """Where a size keeps evicting what is younger than a whole slab of another size, that slab goes instead."""
+        for size in needs:
+            if size.evicted < max(size.shelf.per_slab, len(self._pool.slabs) // 16):
+                continue
+            size.evicted = 0
+            key = size.policy.victim(protected)
+            slot = None if key is None else self._slots.get(key)
+            if slot is None:
+                continue
+            others = (slab for slab in self._pool.slabs if slab.shelf is not None and slab.shelf is not size.shelf)
+            oldest = min((slab for slab in others if slab.taken == slab.idle), key=lambda slab: slab.used_at, default=None)
+            if oldest is not None and oldest.used_at < slot.used_at and not any(one.key in protected for one in self._slots_of(oldest)):
+                self._empty(oldest)
+
+    def _slots_of(self, slab: Slab) -> list[Slot]:
+        assert slab.shelf is not None
+        first = slab.first + slab.shelf.first
+        return [slot for slot in self._rows[first : first + slab.shelf.per_slab] if slot is not None]
+
+    def _empty(self, slab: Slab) -> None:
+        """Evict everything in a slab, which is spare then."""
+        for slot in self._slots_of(slab):
+            self._evict(slot)
+            slot.kind.size.shelf.give(slot.slab, slot.index)
