@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from kvstore_sdk.layout.shapes import (
     AttentionShape,
+    CanonicalShape,
     LatentShape,
     LayoutError,
     OpaqueShape,
     Shape,
-    StateShape,
     Topology,
     payload_bytes,
     whole_page_bytes,
@@ -135,7 +135,7 @@ def _place(shape: Shape, topology: Topology, rank: int) -> tuple[range, int]:
     return layers, tp_rank
 
 
-def _replicas(shape: AttentionShape | LatentShape | StateShape, tp: int, tp_rank: int) -> tuple[int, int]:
+def _replicas(shape: CanonicalShape, tp: int, tp_rank: int) -> tuple[int, int]:
     """How many ranks of a stage hold the same bytes as this one, and its number among them."""
     if isinstance(shape, LatentShape):
         return tp, tp_rank
@@ -146,7 +146,7 @@ def _replicas(shape: AttentionShape | LatentShape | StateShape, tp: int, tp_rank
     return 1, 0
 
 
-def _page(shape: AttentionShape | LatentShape | StateShape, tp: int, tp_rank: int) -> tuple[Run, ...]:
+def _page(shape: CanonicalShape, tp: int, tp_rank: int) -> tuple[Run, ...]:
     """Where the page of one rank lies in the page that has all heads, as the first page of the payload."""
     if isinstance(shape, LatentShape):
         return (Run(0, 0, 0, 0, whole_page_bytes(shape)),)

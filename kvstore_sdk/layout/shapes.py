@@ -13,6 +13,7 @@ __all__ = [
     "LAYOUT_VERSION",
     "OPAQUE",
     "AttentionShape",
+    "CanonicalShape",
     "LatentShape",
     "LayoutError",
     "OpaqueShape",
@@ -174,7 +175,10 @@ class OpaqueShape:
             raise LayoutError("OpaqueShape: pages: must be lengths of at least 1, and at least one in all")
 
 
-Shape = AttentionShape | LatentShape | StateShape | OpaqueShape
+CanonicalShape = AttentionShape | LatentShape | StateShape
+"""Shapes of chunks that are the same under every topology."""
+
+Shape = CanonicalShape | OpaqueShape
 
 
 def layout_id(interiors: Sequence[str]) -> str:
@@ -189,7 +193,7 @@ def payload_bytes(shape: Shape) -> int:
     return shape.layers * shape.blocks * whole_page_bytes(shape)
 
 
-def whole_page_bytes(shape: AttentionShape | LatentShape | StateShape) -> int:
+def whole_page_bytes(shape: CanonicalShape) -> int:
     """Length of a page that has all heads."""
     if isinstance(shape, AttentionShape):
         return shape.block_tokens * shape.heads * shape.token_head_bytes
