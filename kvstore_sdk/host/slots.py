@@ -6,7 +6,7 @@ back, it may serve any size. With a single size there is a single slab that neve
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 __all__ = ["Shelf", "Slab", "SlotPool"]
 
@@ -177,6 +177,19 @@ class SlotPool:
         slab, place = divmod(number, self._numbers_per_slab)
         shelf = next(shelf for shelf in self.shelves.values() if place < shelf.first + shelf.per_slab)
         return self._start + slab * self.slab_bytes + (place - shelf.first) * shelf.size_bytes, shelf.size_bytes
+
+    def fits(self, shelves: Iterable[Shelf]) -> int:
+        """For how many slots, given by their shelves, there is room when nothing is taken: up to the first that does not fit."""
+        counts = dict.fromkeys(self.shelves.values(), 0)
+        slabs = fitting = 0
+        for shelf in shelves:
+            if counts[shelf] % shelf.per_slab == 0:
+                slabs += 1
+                if slabs > self.slab_count:
+                    break
+            counts[shelf] += 1
+            fitting += 1
+        return fitting
 
     @property
     def free_bytes(self) -> int:

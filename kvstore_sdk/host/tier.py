@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from kvstore_sdk.backend import Buffer, Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
-from kvstore_sdk.host.policy import open_policy
-from kvstore_sdk.host.slots import Slab, SlotPool
-from kvstore_sdk.host.types import GroupStats, HostStats, Kind, Pin, Purpose, Size, Slot, SlotState
-from kvstore_sdk.keys import GROUP_BYTES
+from kvstore_sdk.host.chunks import Chunks
+from kvstore_sdk.host.slots import SlotPool
+from kvstore_sdk.host.types import HostStats, Pin, Purpose, Size, Slot, SlotState
 
 __all__ = ["HostTier"]
 
@@ -69,26 +68,15 @@ class HostTier:
             problem = f"{reserve} must be from 0 to {pool.capacity_bytes - charge}, so that one record of {largest} bytes can be promoted"
             raise ConfigError(_WHERE, "reserve_bytes", problem)
         self._pool = pool
-        self._sizes = {size: Size(shelf, open_policy(policy, shelf.most)) for size, shelf in pool.shelves.items()}
-        self._kinds: dict[bytes, Kind] = {}
-        for group, length in payload_bytes.items():
-            size = self._sizes[record_bytes(length)]
-            kind = Kind(group, length, size)
-            size.kinds.append(kind)
-            self._kinds[group.to_bytes(GROUP_BYTES, "big")] = kind
+        self._chunks = Chunks(pool, payload_bytes, policy)
+        self._sizes, self._slots = self._chunks.sizes, self._chunks.slots
         self._lengths = dict(payload_bytes)
         self._several = pool.several
-        self._slots: dict[bytes, Slot] = {}
-        # By slot number, the slot that has the place now.
-        self._rows: list[Slot | None] = [None] * pool.slot_numbers
         self._background_bytes = 0
         self._background_most = pool.capacity_bytes - reserve
         # Length and charge of the size that loses the most to the ends of slabs.
         shelves = pool.shelves.values()
         self._tightest = min(((shelf.size_bytes, shelf.charge_bytes) for shelf in shelves), key=lambda pair: pair[0] / pair[1])
-        self._evicted: list[bytes] = []
-        # Counts calls that use chunks: the age of a slab. Needed only where sizes compete.
-        self._clock = 0
         self._no_room = dict.fromkeys(Purpose, 0)
         self._refused_pins = 0
         self._double_releases = 0
@@ -145,8 +133,8 @@ class HostTier:
         Raises:
             KeyError: a key is of a group that has no slots here.
         """
-        slots = self._slots
-        fresh = [(key, self._kind(key)) for key in dict.fromkeys(keys) if key not in slots]
+        chunks, slots = self._chunks, self._slots
+        fresh = [(key, chunks.kind(key)) for key in dict.fromkeys(keys) if key not in slots]
         needs: dict[Size, int] = {}
         for _, kind in fresh:
             needs[kind.size] = needs.get(kind.size, 0) + 1
@@ -158,33 +146,30 @@ class HostTier:
         protected: Collection[bytes] = ()
         if any(size.shelf.free < count for size, count in needs.items()):
             protected = {*protect, *(key for key in keys if key in slots)}
-            if not self._make_room(needs, store, protected):
+            if not chunks.make_room(needs, store, protected):
                 self._no_room[purpose] += 1
                 return None
-        self._clock += 1
+        chunks.clock = clock = chunks.clock + 1
         taken: list[Slot] = []
         for key, kind in fresh:
             size = kind.size
             size.policy.miss(key)
             engine_only = store and bool(size.late)
-            place = size.late.pop() if engine_only else size.shelf.take() or self._evict_one(size, protected)
+            place = size.late.pop() if engine_only else size.shelf.take() or chunks.evict_one(size, protected)
             if place is None:
                 # Only a policy that hides what it may evict gets here.
                 for slot in taken:
                     self.discard(slot)
                 self._no_room[purpose] += 1
                 return None
-            slot = Slot(key, kind, place[0], place[1], not store, engine_only, self._clock)
-            place[0].used_at = self._clock
-            slots[key] = self._rows[slot.number] = slot
-            kind.used += 1
-            kind.filling += 1
-            size.policy.insert(key)
+            slot = Slot(key, kind, place[0], place[1], not store, engine_only, clock)
+            place[0].used_at = clock
+            chunks.add(slot)
             taken.append(slot)
             if not store:
                 self._background_bytes += size.shelf.charge_bytes
         if self._several:
-            self._compare_sizes(needs, protected)
+            chunks.compare_sizes(needs, protected)
         return taken
 
     def could_admit(self, keys: Sequence[bytes]) -> int:
@@ -196,16 +181,7 @@ class HostTier:
         if not self._several:
             (size,) = self._sizes.values()
             return min(len(keys), size.shelf.most)
-        counts = dict.fromkeys(self._sizes.values(), 0)
-        slabs = 0
-        for place, key in enumerate(keys):
-            size = self._kind(key).size
-            if counts[size] % size.shelf.per_slab == 0:
-                slabs += 1
-                if slabs > self._pool.slab_count:
-                    return place
-            counts[size] += 1
-        return len(keys)
+        return self._pool.fits(self._chunks.kind(key).size.shelf for key in keys)
 
     def ready(self, slots: Sequence[Slot]) -> None:
         """What was being filled holds its chunk now, and may be evicted. Without effect on slots that are not FILLING."""
@@ -225,16 +201,16 @@ class HostTier:
                 slot.slab.idle += 1
                 kind.size.batch.append(slot.key)
             else:
-                self._free(slot)
-        self._unpin_batches()
+                self._chunks.free(slot)
+        self._chunks.unpin_batches()
 
     def discard(self, slot: Slot) -> None:
         """What was being filled will never hold its chunk, and nobody writes it any more. Without effect on a slot that is not FILLING."""
         if slot.state is not _FILLING:
             return
-        self._stop_filling(slot)
+        self._chunks.stop_filling(slot)
         self._end_promotion(slot)
-        self._free_unless_pinned(slot)
+        self._chunks.free_unless_pinned(slot)
 
     def quarantine(self, slot: Slot) -> None:
         """What was being filled will never hold its chunk, but a late call may still write it: out of use until `release`.
@@ -246,7 +222,7 @@ class HostTier:
             return
         if slot.state is not _FILLING:
             raise ValueError(f"HostTier: quarantine: {slot} is not being filled")
-        self._stop_filling(slot)
+        self._chunks.stop_filling(slot)
         slot.held = True
 
     def release(self, slot: Slot) -> None:
@@ -255,7 +231,7 @@ class HostTier:
             return
         slot.held = False
         self._end_promotion(slot)
-        self._free_unless_pinned(slot)
+        self._chunks.free_unless_pinned(slot)
 
     def remove(self, key: bytes) -> bool:
         """Drop a chunk. False, and without effect, when it is not there, being filled, or pinned."""
@@ -263,9 +239,9 @@ class HostTier:
         if slot is None or slot.state is not _READY or slot.pins:
             return False
         slot.kind.size.policy.remove(key)
-        self._drop(slot)
-        self._evicted.append(key)
-        self._free(slot)
+        self._chunks.drop(slot)
+        self._chunks.evicted.append(key)
+        self._chunks.free(slot)
         return True
 
     # --- use ---
@@ -327,21 +303,21 @@ class HostTier:
                 slot.slab.idle += 1
                 kind.size.batch.append(slot.key)
             elif not slot.held:
-                self._free(slot)
-        self._unpin_batches()
+                self._chunks.free(slot)
+        self._chunks.unpin_batches()
         return True
 
     def used(self, keys: Sequence[bytes]) -> None:
         """A request that ends used these chunks, the head of its prefix first. Those that are not resident are passed over."""
-        self._clock += 1
         slots = self._slots
         if not self._several:
             (size,) = self._sizes.values()
             size.policy.used([key for key in keys if key in slots])
             return
+        self._chunks.clock = clock = self._chunks.clock + 1
         for key in keys:
             if (slot := slots.get(key)) is not None:
-                slot.used_at = slot.slab.used_at = self._clock
+                slot.used_at = slot.slab.used_at = clock
                 slot.kind.size.batch.append(key)
         for size in self._sizes.values():
             if size.batch:
@@ -355,9 +331,9 @@ class HostTier:
         ones, which are free once they are ready, discarded, released or forgotten."""
         for slot in list(self._slots.values()):
             idle = slot.state is _READY and not slot.pins
-            self._drop(slot)
+            self._chunks.drop(slot)
             if idle:
-                self._free(slot)
+                self._chunks.free(slot)
         for size in self._sizes.values():
             size.policy.clear()
 
@@ -376,36 +352,28 @@ class HostTier:
                 if slot.promoting:
                     raise ValueError(f"HostTier: forget: {slot} is being filled by a promotion")
                 slot.engine_only = True
-                self._stop_filling(slot)
-                self._free_unless_pinned(slot)
+                self._chunks.stop_filling(slot)
+                self._chunks.free_unless_pinned(slot)
             elif slot.state is _READY:
                 slot.engine_only = True
                 if slot.resident:
                     slot.kind.size.policy.remove(slot.key)
-                    self._drop(slot)
-                    self._evicted.append(slot.key)
-                self._free_unless_pinned(slot)
+                    self._chunks.drop(slot)
+                    self._chunks.evicted.append(slot.key)
+                self._chunks.free_unless_pinned(slot)
 
     def take_evicted(self) -> list[bytes]:
-        """Keys of complete chunks that went since the last call, evicted or removed, in that order. A reset lists none."""
-        evicted, self._evicted = self._evicted, []
+        """Keys of complete chunks that went since the last call, evicted or removed, in that order. A reset lists none.
+
+        Many more than there are slots are not kept: the newest are.
+        """
+        evicted = list(self._chunks.evicted)
+        self._chunks.evicted.clear()
         return evicted
 
     def stats(self) -> HostStats:
         """Numbers of this moment. Cheap: nothing is counted for it."""
-        groups = {
-            kind.group: GroupStats(
-                slots=kind.size.shelf.most,
-                used=kind.used,
-                pinned=kind.used - kind.filling - kind.quarantined - kind.idle,
-                filling=kind.filling,
-                quarantined=kind.quarantined,
-                used_bytes=kind.used * kind.record_bytes,
-                evictions=kind.evictions,
-                hits=kind.hits,
-            )
-            for kind in self._kinds.values()
-        }
+        groups = {kind.group: kind.stats() for kind in self._chunks.kinds.values()}
         return HostStats(
             groups=groups,
             capacity_bytes=self._pool.capacity_bytes,
@@ -420,46 +388,6 @@ class HostTier:
 
     # --- inside ---
 
-    def _kind(self, key: bytes) -> Kind:
-        kind = self._kinds.get(key[-GROUP_BYTES:])
-        if kind is None:
-            group = int.from_bytes(key[-GROUP_BYTES:], "big")
-            raise KeyError(f"HostTier: {key.hex()} is of group {group}; there are slots of {', '.join(map(str, self._lengths))}")
-        return kind
-
-    def _drop(self, slot: Slot) -> None:
-        """A resident chunk is found no more. The policy is told elsewhere."""
-        del self._slots[slot.key]
-        slot.resident = False
-        if slot.state is _READY and not slot.pins:
-            slot.kind.idle -= 1
-            slot.slab.idle -= 1
-
-    def _free(self, slot: Slot) -> None:
-        """The memory of a slot that is not resident is free."""
-        if slot.state is _QUARANTINED:
-            slot.kind.quarantined -= 1
-        slot.state = _FREE
-        slot.kind.used -= 1
-        self._rows[slot.number] = None
-        if slot.engine_only:
-            slot.kind.size.late.append((slot.slab, slot.index))
-        else:
-            slot.kind.size.shelf.give(slot.slab, slot.index)
-
-    def _free_unless_pinned(self, slot: Slot) -> None:
-        if not slot.pins:
-            self._free(slot)
-
-    def _stop_filling(self, slot: Slot) -> None:
-        """From FILLING to QUARANTINED."""
-        slot.kind.filling -= 1
-        slot.kind.quarantined += 1
-        if slot.resident:
-            slot.kind.size.policy.remove(slot.key)
-            self._drop(slot)
-        slot.state = _QUARANTINED
-
     def _end_promotion(self, slot: Slot) -> None:
         """What a promotion holds in the background is given up, once."""
         if not slot.promoting:
@@ -468,91 +396,3 @@ class HostTier:
         slot.background -= 1
         if not slot.background:
             self._background_bytes -= slot.kind.charge_bytes
-
-    def _unpin_batches(self) -> None:
-        for size in self._sizes.values():
-            if size.batch:
-                batch, size.batch = size.batch, []
-                size.policy.unpin(batch)
-
-    def _evict_one(self, size: Size, protected: Collection[bytes]) -> tuple[Slab, int] | None:
-        """The place of the chunk that goes next, still taken."""
-        key = size.policy.victim(protected)
-        slot = None if key is None else self._slots.get(key)
-        if slot is None or slot.kind.size is not size or slot.state is not _READY or slot.pins:
-            return None
-        self._evict(slot)
-        size.evicted += 1
-        return slot.slab, slot.index
-
-    def _evict(self, slot: Slot) -> None:
-        slot.kind.size.policy.evict(slot.key)
-        self._drop(slot)
-        self._evicted.append(slot.key)
-        slot.state = _FREE
-        slot.kind.used -= 1
-        slot.kind.evictions += 1
-        self._rows[slot.number] = None
-
-    def _make_room(self, needs: Mapping[Size, int], store: bool, protected: Collection[bytes]) -> bool:
-        """See to it that so many slots of each size can be taken, each from its shelf or for an eviction. False, and nothing is evicted,
-        when they cannot."""
-        kept = dict.fromkeys(self._sizes.values(), 0)
-        guarded: set[Slab] = set()
-        for key in protected:
-            slot = self._slots.get(key)
-            if slot is not None and slot.state is _READY and not slot.pins:
-                kept[slot.kind.size] += 1
-                guarded.add(slot.slab)
-        # How many slots a size lacks though all that may go has gone.
-        lacking = {
-            size: count - size.shelf.free - (len(size.late) if store else 0) - (size.idle - kept[size]) for size, count in needs.items()
-        }
-        wanted = sum(max(0, -(-count // size.shelf.per_slab)) for size, count in lacking.items())
-        emptied: list[Slab] = []
-        if wanted > len(self._pool.spare):
-            for slab in sorted(self._pool.slabs, key=lambda slab: slab.used_at):
-                if slab.shelf is None or slab.taken != slab.idle or slab in guarded:
-                    continue
-                owner = self._sizes[slab.shelf.size_bytes]
-                if owner in lacking:
-                    if lacking[owner] + slab.shelf.per_slab > 0:
-                        continue
-                    lacking[owner] += slab.shelf.per_slab
-                emptied.append(slab)
-                if wanted <= len(self._pool.spare) + len(emptied):
-                    break
-            else:
-                return False
-        for slab in emptied:
-            self._empty(slab)
-        for size, count in lacking.items():
-            for _ in range(-(-count // size.shelf.per_slab)):
-                size.shelf.grow()
-        return True
-
-    def _compare_sizes(self, needs: Collection[Size], protected: Collection[bytes]) -> None:
-        """Where a size keeps evicting what is younger than a whole slab of another size, that slab goes instead."""
-        for size in needs:
-            if size.evicted < max(size.shelf.per_slab, len(self._pool.slabs) // 16):
-                continue
-            size.evicted = 0
-            key = size.policy.victim(protected)
-            slot = None if key is None else self._slots.get(key)
-            if slot is None:
-                continue
-            others = (slab for slab in self._pool.slabs if slab.shelf is not None and slab.shelf is not size.shelf)
-            oldest = min((slab for slab in others if slab.taken == slab.idle), key=lambda slab: slab.used_at, default=None)
-            if oldest is not None and oldest.used_at < slot.used_at and not any(one.key in protected for one in self._slots_of(oldest)):
-                self._empty(oldest)
-
-    def _slots_of(self, slab: Slab) -> list[Slot]:
-        assert slab.shelf is not None
-        first = slab.first + slab.shelf.first
-        return [slot for slot in self._rows[first : first + slab.shelf.per_slab] if slot is not None]
-
-    def _empty(self, slab: Slab) -> None:
-        """Evict everything in a slab, which is spare then."""
-        for slot in self._slots_of(slab):
-            self._evict(slot)
-            slot.kind.size.shelf.give(slot.slab, slot.index)

@@ -83,6 +83,18 @@ class Kind:
         self.size = size
         self.used = self.filling = self.idle = self.quarantined = self.evictions = self.hits = 0
 
+    def stats(self) -> GroupStats:
+        return GroupStats(
+            slots=self.size.shelf.most,
+            used=self.used,
+            pinned=self.used - self.filling - self.quarantined - self.idle,
+            filling=self.filling,
+            quarantined=self.quarantined,
+            used_bytes=self.used * self.record_bytes,
+            evictions=self.evictions,
+            hits=self.hits,
+        )
+
 
 class Slot:
     """A chunk's place in host memory. Made by `HostTier.admit`; a place that is taken again is another Slot.

@@ -1,0 +1,188 @@
+"""Which chunks are resident, and which of them go to make room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from kvstore_sdk.format import record_bytes
+from kvstore_sdk.host.policy import open_policy
+from kvstore_sdk.host.slots import Slab, SlotPool
+from kvstore_sdk.host.types import Kind, Size, Slot, SlotState
+from kvstore_sdk.keys import GROUP_BYTES
+
+__all__ = ["Chunks"]
+
+_READY, _QUARANTINED, _FREE = SlotState.READY, SlotState.QUARANTINED, SlotState.FREE
+
+
+class Chunks:
+    """The books of a HostTier: chunks by key, slots by number, and of each slot size the order in which its chunks leave.
+
+    Attributes:
+        pool: Where slots lie.
+        sizes: By length of a slot.
+        kinds: By the last bytes of a key, which say its group.
+        slots: Resident chunks.
+        evicted: Complete chunks that went, until somebody takes the list.
+        clock: Time of the newest use, in uses. It orders slabs by age, and is needed only where sizes compete.
+    """
+
+    def __init__(self, pool: SlotPool, payload_bytes: Mapping[int, int], policy: str) -> None:
+        self.pool = pool
+        self.sizes = {length: Size(shelf, open_policy(policy, shelf.most)) for length, shelf in pool.shelves.items()}
+        self.kinds: dict[bytes, Kind] = {}
+        for group, length in payload_bytes.items():
+            size = self.sizes[record_bytes(length)]
+            kind = Kind(group, length, size)
+            size.kinds.append(kind)
+            self.kinds[group.to_bytes(GROUP_BYTES, "big")] = kind
+        self.slots: dict[bytes, Slot] = {}
+        self.evicted: deque[bytes] = deque(maxlen=max(2 * pool.slot_numbers, 65_536))
+        self.clock = 0
+        # By slot number, the slot that has the place now.
+        self._rows: list[Slot | None] = [None] * pool.slot_numbers
+
+    def kind(self, key: bytes) -> Kind:
+        """What a chunk with this key is.
+
+        Raises:
+            KeyError: its group has no slots here.
+        """
+        kind = self.kinds.get(key[-GROUP_BYTES:])
+        if kind is None:
+            group = int.from_bytes(key[-GROUP_BYTES:], "big")
+            there = ", ".join(str(kind.group) for kind in self.kinds.values())
+            raise KeyError(f"HostTier: {key.hex()} is of group {group}; there are slots of {there}")
+        return kind
+
+    def add(self, slot: Slot) -> None:
+        """A slot was taken for a chunk, which is found from now on."""
+        self.slots[slot.key] = self._rows[slot.number] = slot
+        kind = slot.kind
+        kind.used += 1
+        kind.filling += 1
+        kind.size.policy.insert(slot.key)
+
+    def drop(self, slot: Slot) -> None:
+        """A resident chunk is found no more. The policy is told elsewhere."""
+        del self.slots[slot.key]
+        slot.resident = False
+        if slot.state is _READY and not slot.pins:
+            slot.kind.idle -= 1
+            slot.slab.idle -= 1
+
+    def free(self, slot: Slot) -> None:
+        """The memory of a slot that is not resident is free."""
+        if slot.state is _QUARANTINED:
+            slot.kind.quarantined -= 1
+        slot.state = _FREE
+        slot.kind.used -= 1
+        self._rows[slot.number] = None
+        if slot.engine_only:
+            slot.kind.size.late.append((slot.slab, slot.index))
+        else:
+            slot.kind.size.shelf.give(slot.slab, slot.index)
+
+    def free_unless_pinned(self, slot: Slot) -> None:
+        """The same, at its last unpin at the latest."""
+        if not slot.pins:
+            self.free(slot)
+
+    def stop_filling(self, slot: Slot) -> None:
+        """From FILLING to QUARANTINED."""
+        slot.kind.filling -= 1
+        slot.kind.quarantined += 1
+        if slot.resident:
+            slot.kind.size.policy.remove(slot.key)
+            self.drop(slot)
+        slot.state = _QUARANTINED
+
+    def unpin_batches(self) -> None:
+        """Tell the policies what a call collected in `Size.batch`."""
+        for size in self.sizes.values():
+            if size.batch:
+                batch, size.batch = size.batch, []
+                size.policy.unpin(batch)
+
+    def evict_one(self, size: Size, protected: Collection[bytes]) -> tuple[Slab, int] | None:
+        """The place of the chunk that goes next, still taken."""
+        key = size.policy.victim(protected)
+        slot = None if key is None else self.slots.get(key)
+        if slot is None or slot.kind.size is not size or slot.state is not _READY or slot.pins:
+            return None
+        self._evict(slot)
+        size.evicted += 1
+        return slot.slab, slot.index
+
+    def _evict(self, slot: Slot) -> None:
+        slot.kind.size.policy.evict(slot.key)
+        self.drop(slot)
+        self.evicted.append(slot.key)
+        slot.state = _FREE
+        slot.kind.used -= 1
+        slot.kind.evictions += 1
+        self._rows[slot.number] = None
+
+    def make_room(self, needs: Mapping[Size, int], store: bool, protected: Collection[bytes]) -> bool:
+        """See to it that so many slots of each size can be taken, each from its shelf or for an eviction. False, and nothing is evicted,
+        when they cannot."""
+        kept = dict.fromkeys(self.sizes.values(), 0)
+        guarded: set[Slab] = set()
+        for key in protected:
+            slot = self.slots.get(key)
+            if slot is not None and slot.state is _READY and not slot.pins:
+                kept[slot.kind.size] += 1
+                guarded.add(slot.slab)
+        # How many slots a size lacks though all that may go has gone.
+        lacking = {
+            size: count - size.shelf.free - (len(size.late) if store else 0) - (size.idle - kept[size]) for size, count in needs.items()
+        }
+        wanted = sum(max(0, -(-count // size.shelf.per_slab)) for size, count in lacking.items())
+        emptied: list[Slab] = []
+        if wanted > len(self.pool.spare):
+            for slab in sorted(self.pool.slabs, key=lambda slab: slab.used_at):
+                if slab.shelf is None or slab.taken != slab.idle or slab in guarded:
+                    continue
+                owner = self.sizes[slab.shelf.size_bytes]
+                if owner in lacking:
+                    if lacking[owner] + slab.shelf.per_slab > 0:
+                        continue
+                    lacking[owner] += slab.shelf.per_slab
+                emptied.append(slab)
+                if wanted <= len(self.pool.spare) + len(emptied):
+                    break
+            else:
+                return False
+        for slab in emptied:
+            self._empty(slab)
+        for size, count in lacking.items():
+            for _ in range(-(-count // size.shelf.per_slab)):
+                size.shelf.grow()
+        return True
+
+    def compare_sizes(self, needs: Collection[Size], protected: Collection[bytes]) -> None:
+        """Where a size keeps evicting what is younger than a whole slab of another size, that slab goes instead."""
+        for size in needs:
+            if size.evicted < max(size.shelf.per_slab, len(self.pool.slabs) // 16):
+                continue
+            size.evicted = 0
+            key = size.policy.victim(protected)
+            slot = None if key is None else self.slots.get(key)
+            if slot is None:
+                continue
+            others = (slab for slab in self.pool.slabs if slab.shelf is not None and slab.shelf is not size.shelf)
+            oldest = min((slab for slab in others if slab.taken == slab.idle), key=lambda slab: slab.used_at, default=None)
+            if oldest is not None and oldest.used_at < slot.used_at and not any(one.key in protected for one in self._slots_of(oldest)):
+                self._empty(oldest)
+
+    def _slots_of(self, slab: Slab) -> list[Slot]:
+        assert slab.shelf is not None
+        first = slab.first + slab.shelf.first
+        return [slot for slot in self._rows[first : first + slab.shelf.per_slab] if slot is not None]
+
+    def _empty(self, slab: Slab) -> None:
+        """Evict everything in a slab, which is spare then."""
+        for slot in self._slots_of(slab):
+            self._evict(slot)
+            slot.kind.size.shelf.give(slot.slab, slot.index)
