@@ -74,9 +74,20 @@ class MetricsDelta:
 
 
 class TierMetrics:
-    """Counts, thread-safe. Totals are kept for tools; `take` gives an engine what is new."""
+    """Counts, thread-safe. Totals are kept for tools; `take` gives an engine what is new.
 
-    def __init__(self) -> None:
+    The names are a Tier's, unless others are given: what is built of tiers counts in the same way.
+    """
+
+    def __init__(
+        self,
+        counters: Mapping[str, MetricSpec] = COUNTERS,
+        gauges: Mapping[str, MetricSpec] = GAUGES,
+        histograms: Mapping[str, MetricSpec] = HISTOGRAMS,
+    ) -> None:
+        self._counters = counters
+        self._gauge_specs = gauges
+        self._histograms = histograms
         self._lock = threading.Lock()
         self._totals: Counter[Series] = Counter()
         self._new: Counter[Series] = Counter()
@@ -85,24 +96,24 @@ class TierMetrics:
         self._gauges: dict[Series, Callable[[], float]] = {}
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a counter of `COUNTERS`."""
-        if len(labels) != len(COUNTERS[name].labels):
-            raise ValueError(f"metric {name} takes the labels {COUNTERS[name].labels}, not {labels}")
+        """Add to one of its counters."""
+        if len(labels) != len(self._counters[name].labels):
+            raise ValueError(f"metric {name} takes the labels {self._counters[name].labels}, not {labels}")
         series = (name, labels)
         with self._lock:
             self._totals[series] += by  # type: ignore[assignment]  # Counter is typed for whole numbers
             self._new[series] += by  # type: ignore[assignment]
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        """Add one observation to a histogram of `HISTOGRAMS`."""
-        if len(labels) != len(HISTOGRAMS[name].labels):
-            raise ValueError(f"metric {name} takes the labels {HISTOGRAMS[name].labels}, not {labels}")
+        """Add one observation to one of its histograms."""
+        if len(labels) != len(self._histograms[name].labels):
+            raise ValueError(f"metric {name} takes the labels {self._histograms[name].labels}, not {labels}")
         self._observed.append((name, labels, value))
 
     def gauge(self, name: str, read: Callable[[], float], *labels: str) -> None:
-        """Say how a gauge of `GAUGES` is read."""
-        if len(labels) != len(GAUGES[name].labels):
-            raise ValueError(f"metric {name} takes the labels {GAUGES[name].labels}, not {labels}")
+        """Say how one of its gauges is read."""
+        if len(labels) != len(self._gauge_specs[name].labels):
+            raise ValueError(f"metric {name} takes the labels {self._gauge_specs[name].labels}, not {labels}")
         self._gauges[name, labels] = read
 
     def total(self, name: str, *labels: str) -> float:

@@ -1,0 +1,272 @@
+"""Chunks on their way from host memory to the tiers below: sealed once, then stored by each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from kvstore_sdk.format import seal
+from kvstore_sdk.host import HostTier, Pin, Slot
+from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.store.requests import Holds
+from kvstore_sdk.store.types import StoreTier
+from kvstore_sdk.tier import JobResult
+from kvstore_sdk.tier.metrics import TierMetrics
+
+__all__ = ["Cascades"]
+
+logger = logging.getLogger(__name__)
+
+_WORK_CHUNKS = 32
+"""Chunks that are pinned, sealed and submitted together: two calls of a tier's default size. More would keep the first ones waiting."""
+
+
+class _Work:
+    """Some chunks of one store.
+
+    Attributes:
+        namespace: That they are sealed for.
+        left: Parts that are not over: sealing, and one job for each tier.
+    """
+
+    __slots__ = ("bytes", "left", "namespace", "pin", "slots")
+
+    def __init__(self, slots: Sequence[Slot], pin: Pin, namespace: str) -> None:
+        self.slots = slots
+        self.pin = pin
+        self.namespace = namespace
+        self.bytes = sum(slot.record_bytes for slot in slots)
+        self.left = 1
+
+
+class Cascades:
+    """Pins what was stored, seals it on one thread, and gives it to every tier. Used under the store's lock, which that thread takes too.
+
+    What waits to be sealed, and what each tier is storing, are bounded; more is shed, head first kept, and counted. A slot that a call may
+    still read when its job ended stays pinned, and readable, until the tier releases it.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        tiers: Sequence[StoreTier],
+        *,
+        name: str,
+        lock: threading.Lock,
+        holds: Holds,
+        namespace: str,
+        layout: str,
+        max_bytes: int,
+        metrics: TierMetrics,
+        job_ids: Iterator[int],
+        off: set[int],
+        fault: Callable[[str], None],
+    ) -> None:
+        self.namespace = namespace
+        self._host = host
+        self._tiers = tiers
+        self._holds = holds
+        self._layout = layout
+        # Each tier has a share, so that one that hangs does not stop the others.
+        self._share_bytes = max_bytes // max(1, len(tiers))
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+        self._job_ids = job_ids
+        self._off = off
+        self._fault = fault
+        self._wake = threading.Condition(lock)
+        self._queue: deque[_Work] = deque()
+        self._queued_bytes = 0
+        self._sealing: _Work | None = None
+        self._jobs: list[dict[int, _Work]] = [{} for _ in tiers]
+        self._tier_bytes = [0] * len(tiers)
+        # A row can be held by several calls of one tier.
+        self._held: dict[tuple[int, int], list[Pin]] = {}
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"{name}-seal", daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue) or self._sealing is not None or any(self._jobs)
+
+    @property
+    def bytes(self) -> int:
+        """Host memory that is in use for tiers, counted for each of them."""
+        return self._queued_bytes + sum(self._tier_bytes)
+
+    @property
+    def held(self) -> int:
+        """Slots that calls which outlived their jobs may still read."""
+        return len(self._held)
+
+    def open_jobs(self, place: int) -> bool:
+        return bool(self._jobs[place])
+
+    def start(self) -> None:
+        if self._tiers:
+            self._thread.start()
+
+    def add(self, slots: Sequence[Slot]) -> None:
+        """These slots are complete, and about to be READY: store them in every tier."""
+        if not self._tiers or self._stopped:
+            return
+        self._holds.settle()
+        for start in range(0, len(slots), _WORK_CHUNKS):
+            part = slots[start : start + _WORK_CHUNKS]
+            if not self._add(part):
+                # The tail goes with it: without its head it is of little use.
+                for below in self._tiers:
+                    self._metrics.count("cascades", below.name, "shed", by=len(slots) - start)
+                break
+        self._wake.notify()
+
+    def ended(self, place: int, result: JobResult) -> bool:
+        """A job of a tier ended. False: it is none of ours."""
+        work = self._jobs[place].pop(result.job_id, None)
+        if work is None:
+            return False
+        self._tier_bytes[place] -= work.bytes
+        try:
+            if result.held:
+                held = frozenset(result.held)
+                for slot in work.slots:
+                    if slot.number in held:
+                        pin = self._host.pin((slot,), False)
+                        assert pin is not None  # only background pins are refused
+                        self._held.setdefault((place, slot.number), []).append(pin)
+        finally:
+            self._end_part(work)
+        name = self._tiers[place].name
+        for outcome, keys in (("stored", result.done), ("failed", result.failed), ("skipped", result.skipped)):
+            if keys:
+                self._metrics.count("cascades", name, outcome, by=len(keys))
+        return True
+
+    def released(self, place: int, row: int) -> bool:
+        """Nothing touches a row any more. False: it is none of ours."""
+        pins = self._held.get((place, row))
+        if pins is None:
+            return False
+        self._host.unpin(pins.pop())
+        if not pins:
+            del self._held[place, row]
+        return True
+
+    def lost(self, place: int) -> list[JobResult]:
+        """Results for the jobs that a tier does not know any more."""
+        return [JobResult(job_id, (), tuple(slot.key for slot in work.slots), (), 0, 0.0) for job_id, work in self._jobs[place].items()]
+
+    def reset(self, namespace: str) -> None:
+        """What was stored until now is not given to tiers any more; what is stored from now on goes to this namespace."""
+        self.namespace = namespace
+        queue, self._queue = self._queue, deque()
+        for work in queue:
+            self._queued_bytes -= work.bytes
+            self._end_part(work)
+
+    def stop(self) -> None:
+        """No more is taken in; what waits is dropped."""
+        self._stopped = True
+        self.reset(self.namespace)
+        self._wake.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread, without the lock. False: it did not end."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _add(self, slots: Sequence[Slot]) -> bool:
+        room_bytes = self._max_bytes - self._queued_bytes
+        fit = 0
+        for slot in slots:
+            room_bytes -= slot.record_bytes
+            if room_bytes < 0:
+                break
+            fit += 1
+        pin = self._host.pin(slots[:fit], True) if fit else None
+        while fit and pin is None:
+            fit //= 2
+            pin = self._host.pin(slots[:fit], True) if fit else None
+        if pin is not None:
+            work = _Work(tuple(slots[:fit]), pin, self.namespace)
+            self._queued_bytes += work.bytes
+            self._queue.append(work)
+        if 0 < fit < len(slots):
+            for below in self._tiers:
+                self._metrics.count("cascades", below.name, "shed", by=len(slots) - fit)
+        return fit > 0
+
+    def _end_part(self, work: _Work) -> None:
+        work.left -= 1
+        if not work.left:
+            self._host.unpin(work.pin)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            sealed: list[Slot] = []
+            try:
+                sealed = self._seal(work)
+            except BaseException:  # the thread must go on, whatever one chunk does
+                logger.exception("chunks could not be sealed")
+            finally:
+                self._sealed(work, sealed)
+
+    def _next(self) -> _Work | None:
+        with self._wake:
+            while not self._queue:
+                if self._stopped:
+                    return None
+                self._wake.wait()
+            self._sealing = work = self._queue.popleft()
+            return work
+
+    def _seal(self, work: _Work) -> list[Slot]:
+        """Seal each slot in its place. Others may read its payload meanwhile: only the header page and the padding change."""
+        sealed = []
+        for slot in work.slots:
+            try:
+                key = ChunkKey.from_engine(work.namespace, slot.key)
+                seal(self._host.record(slot.number).view, key, self._layout, slot.payload_bytes)
+            except Exception:
+                logger.exception("the chunk in slot %d could not be sealed", slot.number)
+                with self._wake:
+                    self._fault("seal")
+                continue
+            sealed.append(slot)
+        return sealed
+
+    def _sealed(self, work: _Work, sealed: list[Slot]) -> None:
+        with self._wake:
+            self._sealing = None
+            self._queued_bytes -= work.bytes
+            try:
+                if sealed and work.namespace == self.namespace and not self._stopped:
+                    for slot in sealed:
+                        slot.sealed = True
+                    work.slots = sealed
+                    work.bytes = sum(slot.record_bytes for slot in sealed)
+                    for place in range(len(self._tiers)):
+                        self._submit(place, work)
+            finally:
+                self._end_part(work)
+
+    def _submit(self, place: int, work: _Work) -> None:
+        below = self._tiers[place]
+        if place in self._off or (self._tier_bytes[place] and self._tier_bytes[place] + work.bytes > self._share_bytes):
+            self._metrics.count("cascades", below.name, "shed", by=len(work.slots))
+            return
+        job_id = next(self._job_ids)
+        self._jobs[place][job_id] = work
+        self._tier_bytes[place] += work.bytes
+        work.left += 1
+        try:
+            below.tier.submit_store(job_id, [slot.key for slot in work.slots], [slot.number for slot in work.slots])
+        except Exception:
+            # Nobody knows whether it was queued. It ends with its result, or when the tier says that it has no job.
+            logger.exception("%s: a store could not be submitted", below.name)
+            self._fault("tier")

@@ -1,0 +1,225 @@
+"""What becomes of a look-up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from kvstore_sdk.host import HostTier, SlotState
+from kvstore_sdk.keys import GROUP_BYTES
+from kvstore_sdk.store.promotions import Promotions
+from kvstore_sdk.store.requests import Holds, Request, Want, in_chain_order
+from kvstore_sdk.store.settings import StoreSettings
+from kvstore_sdk.store.types import HOST, StoreTier
+from kvstore_sdk.tier import Lookup
+from kvstore_sdk.tier.metrics import TierMetrics
+
+__all__ = ["Lookups"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_REQUESTS = 65_536
+"""Requests whose end is never told are forgotten beyond this, oldest first."""
+
+_HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
+_READY = SlotState.READY
+
+
+class Lookups:
+    """Answers from memory; used under the store's lock.
+
+    - HIT: the chunk is READY in host memory, and stays there until the request loads it or lets go.
+    - MISS holds for the request for good.
+    - PENDING ends: tiers have `lookup_timeout_s` to answer, a load has the tier's own time, room and another request's store are waited for
+      `lookup_timeout_s` as well. A request that already holds something waits for no room.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        tiers: Sequence[StoreTier],
+        *,
+        holds: Holds,
+        promotions: Promotions,
+        settings: StoreSettings,
+        metrics: TierMetrics,
+        fault: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._tiers = tiers
+        self._holds = holds
+        self._promotions = promotions
+        self._settings = settings
+        self._metrics = metrics
+        self._fault = fault
+        self._get = host.get
+        self._requests: dict[str, Request] = {}
+        self._closed = False
+        self.host_hits = 0
+        self.misses = 0
+        """Not counted elsewhere yet: a look-up should not pay for it."""
+
+    def open(self, request_id: str, names: Collection[str] | None) -> Request:
+        """A request began. `names`: the tiers that it may load from; None for all."""
+        if (known := self._requests.get(request_id)) is not None:
+            return known
+        if len(self._requests) >= _MAX_REQUESTS:
+            self.end(next(iter(self._requests)))
+        places = tuple(place for place, below in enumerate(self._tiers) if names is None or below.name in names)
+        request = self._requests[request_id] = Request(request_id, places)
+        return request
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def lookup(self, request_id: str, key: bytes) -> Lookup:
+        # The way of a chunk that is there is kept short: it is on the engine's own thread, for every chunk of every request that waits.
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self.open(request_id, None)
+        elif key in request.held:
+            return _HIT
+        slot = self._get(key)
+        if slot is None or slot.state is not _READY or key in request.missed:
+            return self._pend(request, key)
+        holds = self._holds
+        if holds.room > 0 and request.fresh:
+            holds.room -= 1
+            request.held[key] = slot
+            request.fresh.append(slot)
+        elif self._closed or not holds.hold(request, slot):
+            return self._no_room(request, key)
+        if request.wants and (want := request.wants.pop(key, None)) is not None:
+            self._waited(want)
+        if key not in request.told:
+            request.told[key] = HOST
+            self.host_hits += 1
+        return _HIT
+
+    def let_go(self, request: Request) -> None:
+        """Its look-ups are over: what it holds is released, and what it waits for goes on without it."""
+        self._holds.release(request)
+        if request.wants:
+            self._promotions.forget(request)
+            request.wants.clear()
+
+    def end(self, request_id: str) -> None:
+        """The request is over."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self.let_go(request)
+        if request.asked:
+            for below in self._tiers:
+                try:
+                    below.tier.end_request(request_id)
+                except Exception:
+                    logger.exception("%s: the end of a request could not be told", below.name)
+                    self._fault("tier")
+        if request.chain:
+            self._host.used(in_chain_order(list(request.chain)))
+
+    def expire(self, now: float) -> None:
+        """Let go what nobody loaded in time."""
+        self._holds.now_s = now
+        for request in self._holds.overdue(now - self._settings.hold_timeout_s):
+            self._holds.release(request)
+            self._metrics.count("expired_holds")
+
+    def forget(self) -> None:
+        """Nothing that any request was told holds any more: what was not a miss is one now."""
+        for request in self._requests.values():
+            request.missed.update(request.told, request.wants)
+            self.misses += len(request.wants)
+            self.let_go(request)
+            request.chain.clear()
+
+    def close(self) -> None:
+        """From now on everything is a MISS."""
+        self._closed = True
+        self.forget()
+
+    def miss(self, request: Request, key: bytes) -> Lookup:
+        """MISS, for good."""
+        if key not in request.missed:
+            request.missed.add(key)
+            self.misses += 1
+        if (want := request.wants.pop(key, None)) is not None:
+            self._waited(want)
+        return _MISS
+
+    def count(self) -> None:
+        """Count what look-ups did not."""
+        if self.host_hits:
+            self._metrics.count("hits", HOST, by=self.host_hits)
+            self.host_hits = 0
+        if self.misses:
+            self._metrics.count("misses", by=self.misses)
+            self.misses = 0
+
+    def _pend(self, request: Request, key: bytes) -> Lookup:
+        if key in request.missed:
+            return _MISS
+        if self._closed or self._host.payload_bytes(int.from_bytes(key[-GROUP_BYTES:], "big")) is None:
+            return self.miss(request, key)
+        want = request.wants.get(key)
+        if want is None:
+            want = request.wants[key] = Want(key, self._holds.now_s)
+        if self._promotions.joins(request, key):
+            return _PENDING
+        if self._get(key) is not None:
+            # Another request's store.
+            return self._timed_out(request, want) or _PENDING
+        if want.place >= 0:
+            # The next `flush` finds room for it, or says MISS.
+            return _PENDING
+        return self._ask(request, want)
+
+    def _ask(self, request: Request, want: Want) -> Lookup:
+        """Ask every tier at once; the first in the list that has the chunk counts."""
+        late = self._holds.now_s - want.asked_s > self._settings.lookup_timeout_s
+        answers = want.answers
+        pending = False
+        request.asked = True
+        for place in request.places:
+            answer = answers.get(place, _PENDING)
+            if answer is _PENDING:
+                answer = answers[place] = self._answer_of(place, request.id, want.key)
+            if answer is _PENDING:
+                pending = True
+            elif answer is _HIT and want.place < 0 and (not pending or late):
+                want.place = place
+        if want.place >= 0:
+            self._promotions.want(request, want)
+            return _PENDING
+        return (self._timed_out(request, want) or _PENDING) if pending else self.miss(request, want.key)
+
+    def _answer_of(self, place: int, request_id: str, key: bytes) -> Lookup:
+        if place in self._promotions.off:
+            return _MISS
+        try:
+            return self._tiers[place].tier.lookup(request_id, key)
+        except Exception:
+            logger.exception("%s: a look-up failed", self._tiers[place].name)
+            self._fault("tier")
+            return _MISS
+
+    def _timed_out(self, request: Request, want: Want) -> Lookup | None:
+        if self._holds.now_s - want.asked_s <= self._settings.lookup_timeout_s:
+            return None
+        self._metrics.count("lookup_timeouts")
+        return self.miss(request, want.key)
+
+    def _no_room(self, request: Request, key: bytes) -> Lookup:
+        """It is there, and cannot be held: others hold too much."""
+        if self._closed:
+            return self.miss(request, key)
+        want = request.wants.get(key)
+        if want is None:
+            want = request.wants[key] = Want(key, self._holds.now_s)
+        if self._promotions.may_wait(request, want):
+            return _PENDING
+        return self.miss(request, key)
+
+    def _waited(self, want: Want) -> None:
+        self._metrics.observe("pending_seconds", self._holds.now_s - want.asked_s)

@@ -1,0 +1,40 @@
+"""What a TieredStore counts besides what each of its tiers counts. Every name and label is listed here once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore_sdk.tier.metrics import MetricSpec
+
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS"]
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+COUNTERS: Mapping[str, MetricSpec] = {
+    "hits": MetricSpec("Chunks that requests were told are there, by the tier that had them; once for each request and chunk.", ("tier",)),
+    "misses": MetricSpec("Chunks that requests were told are not there, or not in time; once for each request and chunk."),
+    "lookup_timeouts": MetricSpec("Misses because no tier answered, or no store ended, in time."),
+    "no_room": MetricSpec(
+        "Chunks that host memory had no room for when they were wanted (lookup: a miss; store: asked again).", ("wanted",)
+    ),
+    "unfit_stores": MetricSpec("Chunks that were not stored because the request's chunks are more than host memory could ever hold."),
+    "incomplete_stores": MetricSpec("Chunks that were dropped because not all ranks wrote them whole."),
+    "promotions": MetricSpec("Chunks loaded into host memory, by tier and result (loaded, failed, late).", ("tier", "result")),
+    "cascades": MetricSpec("Chunks sent from host memory, by tier and result (stored, failed, skipped, shed).", ("tier", "result")),
+    "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
+    "expired_holds": MetricSpec("Requests whose hits were let go because nobody loaded them in time."),
+    "faults": MetricSpec("Errors of the SDK or of a policy that were caught, by the part they came from.", ("part",)),
+}
+
+GAUGES: Mapping[str, MetricSpec] = {
+    "host_capacity_bytes": MetricSpec("Host memory for chunks."),
+    "host_used_bytes": MetricSpec("Host memory that chunks lie in."),
+    "holding_requests": MetricSpec("Requests that keep hits for a load."),
+    "open_promotions": MetricSpec("Chunks on their way from a tier into host memory."),
+    "cascade_bytes": MetricSpec("Host memory that stores to tiers keep in use."),
+    "held_slots": MetricSpec("Slots that calls which outlived their jobs may still touch."),
+}
+
+HISTOGRAMS: Mapping[str, MetricSpec] = {
+    "pending_seconds": MetricSpec("Time that look-ups waited, of those that could not be answered at once.", (), _SECONDS),
+}

@@ -1,0 +1,433 @@
+"""TieredStore: host memory first, and the tiers below it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.format import record_bytes
+from kvstore_sdk.host import HostTier, Slot, SlotState
+from kvstore_sdk.identity import KVIdentity, fresh_epoch
+from kvstore_sdk.store.cascades import Cascades
+from kvstore_sdk.store.events import Events
+from kvstore_sdk.store.lookups import Lookups
+from kvstore_sdk.store.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from kvstore_sdk.store.promotions import Promotions
+from kvstore_sdk.store.requests import Holds
+from kvstore_sdk.store.settings import StoreSettings
+from kvstore_sdk.store.transfers import Transfers
+from kvstore_sdk.store.types import StoreEvent, StoreTier
+from kvstore_sdk.tier import JobResult, Lookup, Tier
+from kvstore_sdk.tier.metrics import TierMetrics
+
+__all__ = ["TieredStore"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_POLL_EVERY_S = 0.001
+_TIER_CALL_S = 60.0
+"""Longest that a tier's `reset` or `close` is waited for. They are bounded by its own settings; this is for one that breaks its promise."""
+
+
+class TieredStore:
+    """A cache of chunks in host memory, and below it tiers that everything is stored to and loaded from.
+
+    Thread-safe; calls the engine never; waits only in `reset`, `drain` and `close`, which are bounded. Keys are the engine's: chain hash,
+    then the group as 4 bytes, big-endian.
+
+    The life of a request: `begin_request`, any number of `lookup`, then `begin_load` for what was a HIT and `end_load` when it was copied,
+    `begin_store` and `end_store` for what it computed, `end_request`. A step of the engine ends with `flush` and begins with `poll`.
+
+    - HIT is a promise: the chunk is in host memory, verified, until the request loads it, lets go, or `hold_timeout_s` has passed.
+    - PENDING ends by itself, in HIT or MISS, as long as the engine goes on with `poll` and `flush`.
+    - No request waits for room while it holds some, so none waits for another that waits for it.
+    - Promotions, hits that wait and stores to tiers never take the host tier's reserve from stores of running requests.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        tiers: Sequence[StoreTier],
+        *,
+        identity: KVIdentity,
+        settings: StoreSettings | None = None,
+        name: str = "kvstore",
+        events: bool = False,
+    ) -> None:
+        """Take over the tiers: `close` closes them. The host tier is used by nobody else from now on; its region stays the caller's.
+
+        Args:
+            host: Empty.
+            tiers: In direct mode over `host`, in the order in which they are asked.
+            identity: What the chunks mean; the same for all tiers.
+            settings: How they are driven.
+            name: For logs and threads.
+            events: Keep events for `take_events`.
+
+        Raises:
+            ConfigError: two tiers have one name, or a tier is of another identity. Nothing was written, and the tiers stay the caller's.
+        """
+        self.name = name
+        self.identity = identity
+        self.host = host
+        self.metrics = TierMetrics(counters=COUNTERS, gauges=GAUGES, histograms=HISTOGRAMS)
+        self._settings = settings = settings or StoreSettings()
+        self._tiers = tuple(tiers)
+        if twice := [name for name, count in Counter(below.name for below in tiers).items() if count > 1]:
+            raise ConfigError(f"store {name}", "tiers", f"{twice[0]!r} is there twice; give each tier a name of its own")
+        for below in tiers:
+            if below.tier.identity.namespace != identity.namespace:
+                raise ConfigError(
+                    f"store {name}", "tiers", f"{below.name!r} has another identity than the store; open it with the same"
+                )
+        # A plain lock: whoever holds it calls no public method.
+        self._lock = threading.Lock()
+        job_ids = itertools.count(1)
+        self._events = Events(self._tiers, wanted=events)
+        self._holds = Holds(host, max(record_bytes(group.payload_bytes) for group in identity.groups))
+        self._promotions = Promotions(
+            host,
+            self._tiers,
+            holds=self._holds,
+            settings=settings,
+            metrics=self.metrics,
+            job_ids=job_ids,
+            miss=lambda request, key: self._lookups.miss(request, key),
+            evicted=self._hear_evicted,
+            came=self._events.came,
+            fault=self._fault,
+        )
+        self._cascades = Cascades(
+            host,
+            self._tiers,
+            name=name,
+            lock=self._lock,
+            holds=self._holds,
+            namespace=identity.namespace,
+            layout=identity.layout,
+            max_bytes=int(host.stats().capacity_bytes * settings.cascade_fraction),
+            metrics=self.metrics,
+            job_ids=job_ids,
+            off=self._promotions.off,
+            fault=self._fault,
+        )
+        self._lookups = Lookups(
+            host,
+            self._tiers,
+            holds=self._holds,
+            promotions=self._promotions,
+            settings=settings,
+            metrics=self.metrics,
+            fault=self._fault,
+        )
+        self._transfers = Transfers(
+            host,
+            holds=self._holds,
+            promotions=self._promotions,
+            cascades=self._cascades,
+            metrics=self.metrics,
+            evicted=self._hear_evicted,
+            came=self._events.came,
+        )
+        self._look = self._lookups.lookup
+        self._closed = False
+        self._is_free = True
+        self._declare_gauges()
+        self._holds.now_s = time.monotonic()
+        self._cascades.start()
+
+    # Requests.
+
+    def begin_request(self, request_id: str, tiers: Collection[str] | None = None) -> None:
+        """A request began. Without this its first look-up begins it, with all tiers.
+
+        Args:
+            request_id: The engine's.
+            tiers: Names of the tiers that it may load from; None for all. What is in host memory it may always load.
+        """
+        with self._lock:
+            self._lookups.open(request_id, tiers)
+
+    def lookup(self, request_id: str, key: bytes) -> Lookup:
+        """Say whether a chunk is there, from memory. MISS holds for the request; a key that no chunk can have is a MISS."""
+        with self._lock:
+            return self._look(request_id, key)
+
+    def let_go(self, request_ids: Collection[str]) -> None:
+        """These requests look up no more for now: what is held for them is released. Ids that are not known are passed over."""
+        with self._lock:
+            for request_id in request_ids:
+                if (request := self._lookups.get(request_id)) is not None:
+                    self._lookups.let_go(request)
+
+    def end_request(self, request_id: str) -> None:
+        """The request is over. Its chain counts as used once: from now on its tail goes before its head. Transfers of it may go on."""
+        with self._lock:
+            self._lookups.end(request_id)
+
+    def flush(self) -> None:
+        """The end of a step: send the loads that look-ups asked for, one job for each tier and request, and the questions."""
+        with self._lock:
+            if self._closed:
+                return
+            self._lookups.expire(time.monotonic())
+            self._promotions.send()
+            for place, below in enumerate(self._tiers):
+                if place not in self._promotions.off:
+                    self._try(below, below.tier.flush)
+            self._lookups.count()
+
+    def source(self, request_id: str, key: bytes) -> str | None:
+        """Where a hit of a request came from: `host`, or the name of the tier that was asked for it. None: it was no hit."""
+        with self._lock:
+            request = self._lookups.get(request_id)
+            return None if request is None else request.told.get(key)
+
+    def source_of(self, key: bytes) -> str | None:
+        """Where a chunk in host memory came from: `engine`, or a tier's name. None: it is not there, or not complete."""
+        with self._lock:
+            slot = self.host.get(key)
+            return slot.source if slot is not None and slot.state is SlotState.READY else None
+
+    def is_filling(self, key: bytes) -> bool:
+        """Whether a chunk is on its way into host memory, from a tier or from the engine."""
+        with self._lock:
+            slot = self.host.get(key)
+            return slot is not None and slot.state is SlotState.FILLING
+
+    # Transfers of the engine.
+
+    def begin_store(self, request_id: str, keys: Sequence[bytes]) -> list[Slot | None] | None:
+        """Take slots for chunks that the engine is about to write.
+
+        Args:
+            request_id: For the order of its chain; it may be over.
+            keys: In chain order.
+
+        Returns:
+            For each key the slot to write, or None where nothing is to be written: the chunk is there, or on its way from the engine, or
+            the keys are more than host memory could ever hold and this one is of the tail. None as a whole: no room now, ask again.
+        """
+        with self._lock:
+            if self._closed:
+                return [None] * len(keys)
+            if (request := self._lookups.get(request_id)) is not None:
+                request.chain.update(dict.fromkeys(keys))
+            return self._transfers.begin_store(keys)
+
+    def end_store(self, keys: Collection[bytes], incomplete: Collection[bytes] = ()) -> None:
+        """All ranks wrote these chunks: they may be loaded, and go to every tier. Keys of no store under way are passed over.
+
+        Args:
+            keys: In chain order.
+            incomplete: Those of them that lack something; they are dropped.
+        """
+        with self._lock:
+            self._transfers.end_store(keys, incomplete)
+
+    def begin_load(self, request_id: str, keys: Sequence[bytes]) -> list[Slot]:
+        """Pin chunks that the engine is about to copy, until `end_load`. The request's other hits are released.
+
+        Args:
+            request_id: The engine's.
+            keys: In chain order; each was a HIT of this request.
+
+        Raises:
+            KeyError: one is not there: it was no HIT, or was let go. Nothing was pinned.
+        """
+        with self._lock:
+            request = self._lookups.get(request_id)
+            slots = self._transfers.begin_load(request_id, request, keys)
+            if request is not None:
+                request.chain.update(dict.fromkeys(keys))
+                self._lookups.let_go(request)
+            return slots
+
+    def end_load(self, request_id: str, keys: Collection[bytes]) -> None:
+        """The engine is done with these chunks of a load. Each is ended once; a second time is ignored and counted."""
+        with self._lock:
+            self._transfers.end_load(request_id, keys)
+
+    # Progress.
+
+    def poll(self) -> None:
+        """Take in what tiers have done since the last call, and let go what was held too long."""
+        with self._lock:
+            self._poll()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something goes on that `poll` will hear the end of. Everything has a deadline, so this ends."""
+        with self._lock:
+            return self._busy()
+
+    def take_events(self) -> list[StoreEvent]:
+        """What came and went since the last call, if the store keeps events."""
+        with self._lock:
+            return self._events.take()
+
+    # The end of things.
+
+    def drain(self) -> bool:
+        """Wait, at most `drain_timeout_s`, until every tier has what was stored. False: some goes on."""
+        return self._drain(time.monotonic() + self._settings.drain_timeout_s)
+
+    def reset(self, weights_version: str = "") -> None:
+        """The engine's cache was reset: nothing that was stored before is served again, by host memory or by any tier.
+
+        Transfers of the engine that are under way are forgotten: their ends are passed over. Requests go on, and hold nothing. Takes as
+        long as the slowest tier's `drain_timeout_s`.
+
+        Args:
+            weights_version: Names the weights that the engine uses from now on, so that engines with the same ones share again. Without
+                it only this engine knows the new namespace.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if weights_version:
+                identity = dataclasses.replace(self.identity, weights=weights_version, epoch="")
+            else:
+                identity = dataclasses.replace(self.identity, epoch=fresh_epoch())
+            # First, so that whatever fails below, nothing of before is found.
+            self.host.reset()
+            self._cascades.reset(identity.namespace)
+            self._lookups.forget()
+            self._promotions.reset()
+            self._transfers.reset()
+            self._events.forget()
+            self._hear_evicted()
+            self.identity = identity
+            self._at_each_tier("reset", lambda tier: tier.reset(weights_version, identity.epoch))
+            for place, below in enumerate(self._tiers):
+                if place not in self._promotions.off and below.tier.identity.namespace != identity.namespace:
+                    self._promotions.off.add(place)
+                    logger.error("%s: tier %s could not be reset and is not used any more", self.name, below.name)
+            self._poll()
+
+    def close(self) -> bool:
+        """Let stores to tiers end, for `close_timeout_s` at most, then close every tier, whatever another one does. Idempotent.
+
+        Returns:
+            Whether nothing touches the host tier's region any more. If not, a call that does not return may: keep it mapped, and do not
+            write to it, until the process ends.
+        """
+        until_s = time.monotonic() + self._settings.close_timeout_s
+        with self._lock:
+            if self._closed:
+                return self._is_free
+            self._closed = True
+            self._lookups.close()
+        self._drain(until_s)
+        with self._lock:
+            self._cascades.stop()
+        # What it does is in memory alone.
+        ended = self._cascades.join(_TIER_CALL_S)
+        with self._lock:
+            late = self._at_each_tier("close", lambda tier: tier.close())
+            self._poll()
+            self._is_free = ended and not late and not self._promotions.quarantined and not self._cascades.held
+            if not self._is_free:
+                logger.warning("%s: closed, while calls of a tier may still touch host memory: it has to stay mapped", self.name)
+            return self._is_free
+
+    # Inside.
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        self._lookups.expire(now)
+        for place, below in enumerate(self._tiers):
+            try:
+                results = below.tier.poll()
+            except Exception:
+                logger.exception("%s: tier %s could not be polled", self.name, below.name)
+                self._fault("tier")
+                continue
+            for result in results:
+                self._hear(place, result)
+            if self._promotions.quarantined or self._cascades.held:
+                for row in self._try(below, below.tier.take_released) or ():
+                    if not self._promotions.released(place, row):
+                        self._cascades.released(place, row)
+            if (self._promotions.open_jobs(place) or self._cascades.open_jobs(place)) and not below.tier.busy:
+                # Submitting them failed.
+                for result in [*self._promotions.lost(place), *self._cascades.lost(place)]:
+                    self._hear(place, result)
+
+    def _hear(self, place: int, result: JobResult) -> None:
+        """One job's end must not keep the others from theirs."""
+        try:
+            if not self._promotions.ended(place, result) and not self._cascades.ended(place, result):
+                logger.error("%s: tier %s reported job %d, which is none of ours", self.name, self._tiers[place].name, result.job_id)
+        except Exception:
+            logger.exception("%s: the end of a job of tier %s could not be taken in", self.name, self._tiers[place].name)
+            self._fault("host")
+
+    def _busy(self) -> bool:
+        return self._cascades.busy or self._promotions.busy
+
+    def _drain(self, until_s: float) -> bool:
+        while True:
+            with self._lock:
+                self._poll()
+                if not self._busy():
+                    return True
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_POLL_EVERY_S)
+
+    def _at_each_tier(self, what: str, call: Callable[[Tier], None]) -> bool:
+        """Do something that waits at all tiers at once, so that it takes as long as the slowest. Returns whether one has not ended."""
+
+        def run(below: StoreTier) -> None:
+            try:
+                call(below.tier)
+            except BaseException:  # whatever one tier does, the others have their turn
+                logger.exception("%s: %s of tier %s failed", self.name, what, below.name)
+
+        threads = []
+        for below in self._tiers:
+            thread = threading.Thread(target=run, args=(below,), name=f"{self.name}-{what}-{below.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                run(below)
+                continue
+            threads.append(thread)
+        until_s = time.monotonic() + _TIER_CALL_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return any(thread.is_alive() for thread in threads)
+
+    def _try(self, below: StoreTier, call: Callable[[], _T]) -> _T | None:
+        try:
+            return call()
+        except Exception:
+            logger.exception("%s: a call of tier %s failed", self.name, below.name)
+            self._fault("tier")
+            return None
+
+    def _hear_evicted(self) -> None:
+        """Before anything else is told of the same chunks."""
+        self._events.went(self.host.take_evicted())
+
+    def _fault(self, part: str) -> None:
+        self.metrics.count("faults", part)
+
+    def _declare_gauges(self) -> None:
+        gauge, host = self.metrics.gauge, self.host
+        gauge("host_capacity_bytes", lambda: host.stats().capacity_bytes)
+        gauge("host_used_bytes", lambda: host.stats().used_bytes)
+        gauge("holding_requests", lambda: len(self._holds))
+        gauge("open_promotions", lambda: len(self._promotions))
+        gauge("cascade_bytes", lambda: self._cascades.bytes)
+        gauge("held_slots", lambda: self._promotions.quarantined + self._cascades.held)
