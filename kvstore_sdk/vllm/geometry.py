@@ -28,6 +28,11 @@ GEOMETRY_VERSION = 1
 MAX_RECORD_BYTES = 16 << 20
 """80 layers of 16 pages of 32 digits each are less than a tenth of it."""
 
+SHM = "/dev/shm"
+"""Where regions and what belongs to them lie."""
+RECORDS_TIMEOUT_S = 30.0
+"""How long the scheduler's side waits for the workers: they have written before it starts, so this only ends a broken start."""
+
 _WHERE = "kvstore tier"
 _POLL_S = 0.02
 
@@ -182,7 +187,7 @@ def read_records(region_path: str, world_size: int, timeout_s: float) -> list[Ra
                 _WHERE,
                 "geometry",
                 f"no record of rank {', '.join(map(str, missing))} of {world_size} beside {region_path} after {timeout_s:g} s; "
-                "all workers must run on this machine, see the same /dev/shm, and use spec_name KVStoreTieringSpec",
+                "all workers must run on this machine, see the same /dev/shm, and use the same spec of kvstore_sdk.vllm",
             )
         time.sleep(_POLL_S)
 
@@ -238,7 +243,7 @@ def _agreed(records: list[RankGeometry]) -> list[RankGeometry]:
 
 # --- what dead engines leave behind ------------------------------------------------------------------------------------------------
 
-_LEFT_BEHIND = r"vllm_offload_.+\.mmap(\.\d+)?|kvstore_vllm_offload_.+\.rank\d+\.(json(\.\d+)?|rows)"
+_LEFT_BEHIND = r"(vllm|kvstore)_offload_.+\.mmap(\.\d+)?|kvstore_(vllm|kvstore)_offload_.+\.rank\d+\.(json(\.\d+)?|rows)"
 
 
 def sweep(folder: str, *, keep: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import vllm
@@ -14,16 +14,36 @@ from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.identity import GroupIdentity, KVIdentity, WriterIdentity, salt_digest
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.facts import UNSUPPORTED
-from kvstore_sdk.vllm.geometry import Extent, RankGeometry
+from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.options import AdapterOptions
 
-__all__ = ["LAYOUT", "LAYOUT_VERSION", "Decision", "decide"]
-
-LAYOUT = "opaque-vllm"
-"""The parts of all ranks as the engine keeps them, one after another. Only an engine like the writer's can read them."""
-LAYOUT_VERSION = 1
+__all__ = ["ChunkLayout", "Decision", "decide"]
 
 _COLLISION_RESISTANT = ("sha256", "sha256_cbor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayout:
+    """The order of the bytes in a chunk.
+
+    Attributes:
+        payload_bytes: Of each group.
+        name: Id of the layout. `opaque-vllm` is the parts of all ranks as vLLM's rows have them, one after another.
+        version: Of the layout.
+        state_shapes: Of each group that has states, over all ranks; needed unless it is opaque.
+        why: What keeps it opaque, with the names of the kernels that decide the order.
+    """
+
+    payload_bytes: Mapping[int, int]
+    name: str = "opaque-vllm"
+    version: int = 1
+    state_shapes: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    why: Sequence[str] = ()
+
+    @property
+    def opaque(self) -> bool:
+        """Whether only an engine like the writer's can read the bytes."""
+        return self.name.startswith("opaque")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +67,7 @@ def decide(
     where: str,
     known: compat.SpecFacts,
     records: Sequence[RankGeometry],
-    extents: Mapping[int, Sequence[Extent]],
+    layout: ChunkLayout,
     options: AdapterOptions,
 ) -> Decision:
     """Build the identity, failing closed: what cannot be told makes the namespace private to this process.
@@ -56,7 +76,7 @@ def decide(
         where: For errors.
         known: What the scheduler's side sees.
         records: One of each rank, or none under vLLM's plain `TieringOffloadingSpec`.
-        extents: Of each group, its part of a row.
+        layout: Of the chunks.
         options: The operator's.
 
     Raises:
@@ -82,19 +102,19 @@ def decide(
         model_config=facts["model_config"],
         kv_dtype=facts["kv_dtype"],
         quantization=facts["quantization"],
-        layout=LAYOUT,
-        layout_version=LAYOUT_VERSION,
+        layout=layout.name,
+        layout_version=layout.version,
         block_tokens=known.groups[0][1],
         hash_tokens=known.hash_tokens,
         blocks_per_chunk=known.blocks_per_chunk,
-        groups=tuple(_group(group, records, extents[group], layers) for group, _, layers in known.groups),
+        groups=tuple(_group(group, records, layout, layers) for group, _, layers in known.groups),
         hash_algorithm=facts["hash_algorithm"],
         hash_seed=_seed_digest(seed),
         draft_model=facts["draft_model"],
         lora=tuple(sorted(options.lora_digests.items())) if lora else (),
         tenant=salt_digest(options.tenant_salt),
         private=secrets.token_hex(16) if reasons else "",
-        writer=_writer(known, records, facts),
+        writer=_writer(known, records, facts, layout) if layout.opaque else None,
     )
     return Decision(
         identity=identity,
@@ -157,8 +177,8 @@ def _seed_digest(seed: str | None) -> str:
     return hashlib.sha256(b"kvstore-sdk hash seed\0" + seed.encode()).hexdigest()[:32]
 
 
-def _group(group: int, records: Sequence[RankGeometry], extents: Sequence[Extent], layers: tuple[str, ...]) -> GroupIdentity:
-    payload_bytes = sum(size for _, size in extents)
+def _group(group: int, records: Sequence[RankGeometry], layout: ChunkLayout, layers: tuple[str, ...]) -> GroupIdentity:
+    payload_bytes = layout.payload_bytes[group]
     if not records:
         return GroupIdentity(kind="unknown", layers=layers, payload_bytes=payload_bytes)
     ranks = [record.groups[group] for record in records]
@@ -172,11 +192,12 @@ def _group(group: int, records: Sequence[RankGeometry], extents: Sequence[Extent
         heads=first["heads"],
         head_size=first["head_size"],
         window=first["window"],
-        state_shapes=tuple(first["state_shapes"]),
+        # A rank knows its own part of a state. What does not depend on who wrote it must not depend on how many ranks there are.
+        state_shapes=tuple(first["state_shapes"]) if layout.opaque else tuple(layout.state_shapes.get(group, ())),
     )
 
 
-def _writer(known: compat.SpecFacts, records: Sequence[RankGeometry], facts: Mapping[str, Any]) -> WriterIdentity:
+def _writer(known: compat.SpecFacts, records: Sequence[RankGeometry], facts: Mapping[str, Any], layout: ChunkLayout) -> WriterIdentity:
     backends = []
     for group, _, _ in known.groups:
         names = sorted({name for record in records for name in record.groups[group]["backends"]})
@@ -187,6 +208,6 @@ def _writer(known: compat.SpecFacts, records: Sequence[RankGeometry], facts: Map
     return WriterIdentity(
         engine=facts["engine"],
         attention_backend=" ".join(backends),
-        variant=f"{facts['platform']} layout={facts['cache_layout'] or 'default'} shape={shape}",
+        variant="; ".join((f"{facts['platform']} layout={facts['cache_layout'] or 'default'} shape={shape}", *layout.why)),
         topology=f"tp={sizes.tp} pp={sizes.pp} pcp={sizes.pcp} dcp={sizes.dcp} world={sizes.world_size} replicated={int(known.replicated)}",
     )

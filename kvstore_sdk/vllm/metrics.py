@@ -1,29 +1,25 @@
-"""What the Tier counts, as vLLM's own metrics: `vllm:kvstore_...`, with vLLM's label `tier`."""
+"""What the SDK counts, as vLLM's own metrics: each Tier with vLLM's label `tier`, and a TieredStore."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta
+from kvstore_sdk.store import metrics as store_metrics
+from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta, MetricSpec
 from kvstore_sdk.vllm import compat
 
-__all__ = ["PREFIX", "TIER_LABEL", "definitions", "stats"]
+__all__ = ["PREFIX", "STORE_PREFIX", "TIER_LABEL", "definitions", "stats", "store_definitions", "store_stats"]
 
 PREFIX = "vllm:kvstore_"
+STORE_PREFIX = "vllm:kvstore_store_"
 TIER_LABEL = "tier"
 """Its value is vLLM's own for the tier, `2:kvstore` for the second in the list of tiers with vLLM's counting from 1."""
 
 
 def definitions() -> dict[str, Any]:
     """Every metric there can be, for the frontend. What is not declared here would stop it."""
-    counter, gauge, histogram = compat.metric_classes()
-    declared: dict[str, Any] = {}
-    for kind, table in ((counter, COUNTERS), (gauge, GAUGES)):
-        for name, spec in table.items():
-            declared[PREFIX + name] = kind(documentation=spec.doc, labelnames=(TIER_LABEL, *spec.labels))
-    for name, spec in HISTOGRAMS.items():
-        declared[PREFIX + name] = histogram(documentation=spec.doc, labelnames=(TIER_LABEL, *spec.labels), buckets=tuple(spec.buckets))
-    return declared
+    return _TIER.definitions()
 
 
 def stats(delta: MetricsDelta, tier: str) -> Any:
@@ -34,14 +30,67 @@ def stats(delta: MetricsDelta, tier: str) -> Any:
         tier: Value of the label.
     """
     result = compat.new_stats()
-    for (name, labels), value in delta.counters.items():
-        if name in COUNTERS and len(labels) == len(COUNTERS[name].labels) and value > 0:
-            result.increase_counter(PREFIX + name, float(value), (tier, *map(str, labels)))
-    for (name, labels), value in delta.gauges.items():
-        if name in GAUGES and len(labels) == len(GAUGES[name].labels):
-            result.set_gauge(PREFIX + name, float(value), (tier, *map(str, labels)))
-    for (name, labels), values in delta.observations.items():
-        if name in HISTOGRAMS and len(labels) == len(HISTOGRAMS[name].labels):
-            for value in values:
-                result.observe_histogram(PREFIX + name, max(0.0, float(value)), (tier, *map(str, labels)))
+    _TIER.add(result, delta, (tier,))
     return None if result.is_empty() else result
+
+
+def store_definitions() -> dict[str, Any]:
+    """Every metric of a TieredStore and of its tiers."""
+    return _STORE.definitions() | _TIER.definitions()
+
+
+def store_stats(store: MetricsDelta, tiers: Mapping[str, MetricsDelta]) -> Any:
+    """What is new in a TieredStore and, by name, in its tiers; None when nothing is.
+
+    Args:
+        store: From the store's metrics.
+        tiers: By name, from the metrics of each tier.
+    """
+    result = compat.new_stats()
+    _STORE.add(result, store, ())
+    for name, delta in tiers.items():
+        _TIER.add(result, delta, (name,))
+    return None if result.is_empty() else result
+
+
+class _Family:
+    """Metrics that are declared together: a prefix, and labels before those that each has for itself."""
+
+    def __init__(
+        self,
+        prefix: str,
+        labels: tuple[str, ...],
+        counters: Mapping[str, MetricSpec],
+        gauges: Mapping[str, MetricSpec],
+        histograms: Mapping[str, MetricSpec],
+    ) -> None:
+        self._prefix, self._labels = prefix, labels
+        self._counters, self._gauges, self._histograms = counters, gauges, histograms
+
+    def definitions(self) -> dict[str, Any]:
+        counter, gauge, histogram = compat.metric_classes()
+        declared: dict[str, Any] = {}
+        for kind, table in ((counter, self._counters), (gauge, self._gauges)):
+            for name, spec in table.items():
+                declared[self._prefix + name] = kind(documentation=spec.doc, labelnames=(*self._labels, *spec.labels))
+        for name, spec in self._histograms.items():
+            labels = (*self._labels, *spec.labels)
+            declared[self._prefix + name] = histogram(documentation=spec.doc, labelnames=labels, buckets=tuple(spec.buckets))
+        return declared
+
+    def add(self, result: Any, delta: MetricsDelta, values: tuple[str, ...]) -> None:
+        """Add what is declared to vLLM's stats, with `values` for the labels that all have."""
+        for (name, labels), value in delta.counters.items():
+            if name in self._counters and len(labels) == len(self._counters[name].labels) and value > 0:
+                result.increase_counter(self._prefix + name, float(value), (*values, *map(str, labels)))
+        for (name, labels), value in delta.gauges.items():
+            if name in self._gauges and len(labels) == len(self._gauges[name].labels):
+                result.set_gauge(self._prefix + name, float(value), (*values, *map(str, labels)))
+        for (name, labels), observed in delta.observations.items():
+            if name in self._histograms and len(labels) == len(self._histograms[name].labels):
+                for value in observed:
+                    result.observe_histogram(self._prefix + name, max(0.0, float(value)), (*values, *map(str, labels)))
+
+
+_TIER = _Family(PREFIX, (TIER_LABEL,), COUNTERS, GAUGES, HISTOGRAMS)
+_STORE = _Family(STORE_PREFIX, (), store_metrics.COUNTERS, store_metrics.GAUGES, store_metrics.HISTOGRAMS)

@@ -10,7 +10,7 @@ from kvstore_sdk.backend import Backend, Capabilities, Durability
 from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.identity import KVIdentity
-from kvstore_sdk.tier import EngineMemory, Tier
+from kvstore_sdk.tier import EngineMemory, RecordMemory, Tier
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm.options import TierOptions
 
@@ -26,7 +26,9 @@ class OpenTier(NamedTuple):
     outlives_us: bool
 
 
-def open_tier(where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory, *, name: str, events: bool) -> OpenTier:
+def open_tier(
+    where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory | RecordMemory, *, name: str, events: bool
+) -> OpenTier:
     """Open the backend and build its Tier.
 
     Args:

@@ -17,12 +17,7 @@ from kvstore_sdk.vllm.marks import RowMarks, marks_path
 from kvstore_sdk.vllm.plugin import register
 from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler
 
-__all__ = ["GEOMETRY_TIMEOUT_S", "KVStoreTieringSpec"]
-
-GEOMETRY_TIMEOUT_S = 30.0
-"""How long the scheduler's side waits for the workers: they have written before it starts, so this only ends a broken start."""
-
-_SHM = "/dev/shm"
+__all__ = ["KVStoreTieringSpec"]
 
 register()
 
@@ -87,10 +82,12 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         if os.path.exists(path):
             # Another rank made it, and may have filled a part of it by now.
             return
-        needed, space = rows.rows * rows.row_bytes, os.statvfs(_SHM)
+        needed, space = rows.rows * rows.row_bytes, os.statvfs(geometry.SHM)
         free = space.f_bavail * space.f_frsize
         if needed > free:
-            problem = f"the region {path} needs {needed} bytes, {_SHM} has {free} free: give less, or enlarge it (docker: --shm-size)"
+            problem = (
+                f"the region {path} needs {needed} bytes, {geometry.SHM} has {free} free: give less, or enlarge it (docker: --shm-size)"
+            )
             raise ConfigError("KVStoreTieringSpec", "cpu_bytes_to_use", problem)
 
     def _host_copies(self, kv_caches: Any) -> tuple[HostCopies, SlotLayout, Any]:
@@ -115,7 +112,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
 
     def _announce(self, layout: SlotLayout, region: Any) -> None:
         """Write the geometry record. From here on the scheduler's side unlinks the region."""
-        geometry.sweep(_SHM, keep=region.mmap_path)
+        geometry.sweep(geometry.SHM, keep=region.mmap_path)
         compat.detach_region(region)
         # Open for as long as this object lives: an open record is not abandoned.
         stride = compat.row_bytes(region)
@@ -140,11 +137,11 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         """The record of every rank, read once.
 
         Raises:
-            ConfigError: one is missing after `GEOMETRY_TIMEOUT_S`, or they do not belong together.
+            ConfigError: one is missing after `geometry.RECORDS_TIMEOUT_S`, or they do not belong together.
         """
         if self._kvstore_geometry is None:
             known, region = compat.spec_facts(self), compat.region_path(self)
-            records = geometry.read_records(region, known.parallel.world_size, GEOMETRY_TIMEOUT_S)
+            records = geometry.read_records(region, known.parallel.world_size, geometry.RECORDS_TIMEOUT_S)
             if known.blocks_per_chunk > 1:
                 self._kvstore_marks = [RowMarks.open(region, record.rank, record.rows) for record in records]
             self._kvstore_geometry = records

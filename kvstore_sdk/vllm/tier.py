@@ -14,7 +14,7 @@ from kvstore_sdk.tier import JobResult, Lookup, Tier
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.guard import NeverRaises, never_raises
-from kvstore_sdk.vllm.identity import Decision, decide
+from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
 from kvstore_sdk.vllm.opening import NOBODY_READS, open_tier
 from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, written_by_operator
@@ -67,7 +67,8 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             problem = f"the workers have KV cache groups {sorted(records[0].extents)}, the scheduler {groups}; do all run the same vLLM?"
             raise ConfigError(where, "geometry", problem)
         extents = merge_ranks(records) if records else {self._known.groups[0][0]: [(0, compat.row_facts(offloading_spec).slot_bytes)]}
-        decision = decide(where, self._known, records, extents, options.adapter)
+        layout = ChunkLayout(payload_bytes={group: sum(size for _, size in found) for group, found in extents.items()})
+        decision = decide(where, self._known, records, layout, options.adapter)
         if records:
             refuse_unmarked_tails(where, self._known, records[0].facts)
         self._hash_unconfirmed = decision.none_hash

@@ -203,7 +203,7 @@ class ScrubbedHandler:
 class WorkerHandler:
     """One direction of a worker for vLLM 0.24, which drives a handler for each. The one for stores reports and closes for both."""
 
-    def __init__(self, worker: ScrubbedWorker, direction: Literal["store", "load"]) -> None:
+    def __init__(self, worker: Any, direction: Literal["store", "load"]) -> None:
         self._worker = worker
         self._stores = direction == "store"
 

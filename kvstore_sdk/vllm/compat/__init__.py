@@ -54,6 +54,7 @@ from kvstore_sdk.vllm.compat.versions import (
 from kvstore_sdk.vllm.compat.workers import (
     SHARES_REGION_BETWEEN_REPLICAS,
     detach_region,
+    engine_id,
     manager_of,
     open_region,
     region_of_scheduler,
@@ -87,6 +88,7 @@ __all__ = [
     "check_version",
     "current_config",
     "detach_region",
+    "engine_id",
     "expected_none_hash",
     "hash_seed",
     "host_is_the_device",

@@ -16,6 +16,7 @@ from kvstore_sdk.vllm.compat.specs import row_facts
 __all__ = [
     "SHARES_REGION_BETWEEN_REPLICAS",
     "detach_region",
+    "engine_id",
     "manager_of",
     "open_region",
     "region_of_scheduler",
@@ -46,6 +47,12 @@ def open_region(spec: Any, rank: int) -> Any:
     arguments["num_chunks" if "num_chunks" in parameters else "num_blocks"] = facts.rows
     arguments["kv_bytes_per_chunk" if "kv_bytes_per_chunk" in parameters else "kv_bytes_per_block"] = facts.row_bytes
     return SharedOffloadRegion(**arguments)
+
+
+def engine_id(spec: Any) -> str:
+    """What names this engine, each data parallel replica for itself."""
+    config = getattr(spec, "config", None)
+    return str(config.engine_id if config is not None else spec.vllm_config.kv_transfer_config.engine_id)
 
 
 def region_path(spec: Any) -> str:

@@ -1,0 +1,150 @@
+"""The scheduler's side of an engine, put together from what its workers said: layout, identity, plan, host tier, tiers, store, manager."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore_sdk.backend import Region
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.format import record_bytes
+from kvstore_sdk.host import HostTier, SlotPool
+from kvstore_sdk.identity import KVIdentity
+from kvstore_sdk.layout import payload_bytes
+from kvstore_sdk.store import StoreTier, TieredStore
+from kvstore_sdk.vllm import compat
+from kvstore_sdk.vllm.engine_layout import EngineLayout, RankLayout, engine_layout
+from kvstore_sdk.vllm.geometry import RankGeometry
+from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
+from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager, OpenStore
+from kvstore_sdk.vllm.offloading.marks import Marks
+from kvstore_sdk.vllm.offloading.options import OffloadingOptions
+from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, write_plan
+from kvstore_sdk.vllm.opening import NOBODY_READS, OpenTier, fit_unopened, open_tier
+from kvstore_sdk.vllm.tails import refuse_unmarked_tails
+
+__all__ = ["WHERE", "build_manager"]
+
+logger = logging.getLogger(__name__)
+
+WHERE = "KVStoreOffloadingSpec"
+"""In errors and logs."""
+
+
+def build_manager(
+    spec: Any, options: OffloadingOptions, records: Sequence[RankGeometry], open_region: Callable[[], Region]
+) -> KVStoreOffloadingManager:
+    """Open everything, or nothing.
+
+    Args:
+        spec: The scheduler's offloading spec.
+        options: Its configuration.
+        records: The geometry record of each rank.
+        open_region: Maps the region that the workers mapped.
+
+    Raises:
+        ConfigError: the configuration or the engine is one that cannot be served. No record was written.
+        BackendError: a store could not be opened.
+    """
+    known = compat.spec_facts(spec)
+    numbers = [group for group, _, _ in known.groups]
+    if sorted(records[0].groups) != sorted(numbers):
+        problem = f"the workers have KV cache groups {sorted(records[0].groups)}, the scheduler {numbers}; do all run the same vLLM?"
+        raise ConfigError(WHERE, "geometry", problem)
+    refuse_unmarked_tails(WHERE, known, records[0].facts)
+    found = [[RankLayout.from_plain(record.groups[group]["layout"]) for record in records] for group in numbers]
+    layout = engine_layout(found, stages=known.parallel.world_size // known.parallel.tp, blocks=known.blocks_per_chunk)
+    sizes = {group: payload_bytes(shape) for group, (shape, _) in zip(numbers, layout.groups, strict=True)}
+    states = dict(zip(numbers, layout.state_shapes, strict=True)) if layout.state_shapes else {}
+    chunks = ChunkLayout(payload_bytes=sizes, name=layout.layout, version=layout.version, state_shapes=states, why=layout.why)
+    decision = decide(WHERE, known, records, chunks, options.adapter)
+    if decision.lora_off:
+        logger.warning(
+            "%s: LoRA is enabled, so nothing is stored or loaded: nobody can tell which requests use an adapter. "
+            "Give lora_digests for all of them, and only_listed_adapters: true",
+            WHERE,
+        )
+        return KVStoreOffloadingManager(None, known)
+    opened = _open_store(options, known, layout, sizes, decision.identity, open_region)
+    _tell(options, layout, decision, opened.outlives_us)
+    return KVStoreOffloadingManager(opened, known, none_hash=decision.none_hash)
+
+
+def _open_store(
+    options: OffloadingOptions,
+    known: compat.SpecFacts,
+    layout: EngineLayout,
+    sizes: Mapping[int, int],
+    identity: KVIdentity,
+    open_region: Callable[[], Region],
+) -> OpenStore:
+    for entry in options.tiers:
+        fit_unopened(f"{WHERE} tier {entry.name}", entry.options, identity)
+    with contextlib.ExitStack() as undo:
+        region = open_region()
+        undo.callback(region.close)
+        plan = _plan(known, layout, sizes, region.size_bytes)
+        host = HostTier(region, sizes, start=plan.slots_start, policy=options.policy, reserve_bytes=options.host.reserve_bytes)
+        opened: list[OpenTier] = []
+        for entry in options.tiers:
+            where = f"{WHERE} tier {entry.name}"
+            opened.append(open_tier(where, entry.options, identity, host, name=entry.name, events=known.events))
+            undo.callback(opened[-1].tier.close)
+        below = [
+            StoreTier(entry.name, found.tier, entry.options.adapter.locality or "")
+            for entry, found in zip(options.tiers, opened, strict=True)
+        ]
+        write_plan(region, plan)
+        marks = Marks(region, plan)
+        undo.callback(marks.close)
+        store = TieredStore(host, below, identity=identity, settings=options.store, events=known.events)
+        undo.pop_all()
+    return OpenStore(
+        store=store,
+        tiers=tuple(below),
+        marks=marks,
+        release=region.close,
+        localities={tier.name: compat.locality(tier.locality) if tier.locality else None for tier in below},
+        outlives_us=any(found.outlives_us and entry.options.adapter.may_store for entry, found in zip(options.tiers, opened, strict=True)),
+    )
+
+
+def _plan(known: compat.SpecFacts, layout: EngineLayout, sizes: Mapping[int, int], region_bytes: int) -> Plan:
+    # How many slots there are depends on where they start; without a start there are at least as many.
+    most = SlotPool(0, region_bytes, {record_bytes(size) for size in sizes.values()}).slot_numbers
+    ranks = known.parallel.world_size
+    start = control_bytes(most, ranks)
+    if start >= region_bytes:
+        needed = start + 2 * max(record_bytes(size) for size in sizes.values())
+        raise ConfigError(WHERE, "cpu_bytes_to_use", f"{region_bytes} bytes hold no chunk: {needed} bytes are needed at least")
+    return Plan(
+        world_size=ranks,
+        blocks_per_chunk=known.blocks_per_chunk,
+        slot_count=max(1, most),
+        slots_start=start,
+        groups=tuple(GroupPlan(shape, topology) for shape, topology in layout.groups),
+    )
+
+
+def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, outlives_us: bool) -> None:
+    """Say at start-up what an operator may have to know."""
+    namespace = decision.identity.namespace
+    if decision.private and options.tiers:
+        left = NOBODY_READS % f"v1/{namespace}" if outlives_us else ""
+        logger.warning("%s: its chunks are private to this process: %s%s", WHERE, "; ".join(decision.private), left)
+    if layout.opaque and options.tiers:
+        why = "; ".join(layout.why)
+        logger.warning("%s: its chunks fit engines of this version, kind of machine and topology only: %s", WHERE, why)
+    if layout.untested:
+        logger.info("%s: the layout of %s was read off vLLM's sources, not tested", WHERE, ", ".join(layout.untested))
+    logger.info(
+        "%s: namespace %s, layout %s, %d bytes of host memory, %d tiers, %r",
+        WHERE,
+        namespace,
+        layout.layout,
+        options.host_bytes,
+        len(options.tiers),
+        options.store,
+    )

@@ -1,0 +1,130 @@
+"""What an operator may write for `KVStoreOffloadingSpec`, all checked before anything opens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore_sdk.backend.options import Bounds, options_of, parse_options
+from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.store import StoreSettings
+from kvstore_sdk.vllm.options import (
+    LORA_DIGESTS,
+    AdapterOptions,
+    TierOptions,
+    parse_adapter_options,
+    parse_tier_options,
+    refuse_unknown,
+)
+
+__all__ = ["HostOptions", "NamedTier", "OffloadingOptions", "parse_offloading_options"]
+
+_TYPE = "kvstore"
+_PER_TIER = ("may_store", "locality")
+"""Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
+
+
+class HostOptions:
+    """Options of the host tier that `kvstore` may hold."""
+
+    def __init__(
+        self,
+        *,
+        reserve_bytes: Annotated[
+            int | None, Bounds(ge=0), "host memory that promotions and cascades leave to running requests; a quarter unless given"
+        ] = None,
+    ) -> None:
+        self.reserve_bytes = reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTier:
+    """A tier's entry. `name` is its place, counted from 1, and its type: `1:kvstore`, as vLLM numbers tiers."""
+
+    name: str
+    options: TierOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadingOptions:
+    """The whole configuration, checked. Its `repr` shows nothing that may hold a secret.
+
+    Attributes:
+        host_bytes: Of the shared region.
+        policy: Of eviction from host memory: a name, or `module:factory`.
+        host: Of the host tier.
+        store: Of the tiered store.
+        adapter: What decides the identity, for all tiers.
+        tiers: In the order in which they are asked. May be empty: host memory alone.
+    """
+
+    host_bytes: int
+    policy: str
+    host: HostOptions
+    store: StoreSettings
+    adapter: AdapterOptions = field(repr=False)
+    tiers: tuple[NamedTier, ...]
+
+
+def parse_offloading_options(where: str, extra: Mapping[str, Any]) -> OffloadingOptions:
+    """Sort out and check `kv_connector_extra_config`.
+
+    Raises:
+        ConfigError: something is unknown, missing, wrong, or differs between tiers that must agree.
+    """
+    common = extra.get("kvstore", {})
+    if not isinstance(common, Mapping):
+        raise ConfigError(where, "kvstore", f"must be a table of options, not of type {type(common).__name__}")
+    ours = {name for name in options_of(AdapterOptions) if name not in _PER_TIER} | {LORA_DIGESTS}
+    host, store = options_of(HostOptions), options_of(StoreSettings)
+    refuse_unknown(where, (*ours, *host, *store), common)
+    shared = {name: common[name] for name in common if name in ours}
+    tiers = tuple(_tiers(where, extra, shared, ours))
+    adapter = tiers[0].options.adapter if tiers else parse_adapter_options(where, shared)
+    for tier in tiers[1:]:
+        for name in sorted(ours):
+            if getattr(tier.options.adapter, name) != getattr(adapter, name):
+                problem = f"differs between {tiers[0].name} and {tier.name}, which hold the same chunks: give it once, in the table kvstore"
+                raise ConfigError(where, name, problem)
+    return OffloadingOptions(
+        host_bytes=_host_bytes(where, extra.get("cpu_bytes_to_use")),
+        policy=_policy(where, extra),
+        host=HostOptions(**parse_options(where, host, {name: common[name] for name in common if name in host})),
+        store=StoreSettings(**parse_options(where, store, {name: common[name] for name in common if name in store})),
+        adapter=adapter,
+        tiers=tiers,
+    )
+
+
+def _tiers(where: str, extra: Mapping[str, Any], shared: Mapping[str, Any], ours: set[str]) -> list[NamedTier]:
+    entries = extra.get("secondary_tiers") or ()
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(where, "secondary_tiers", "must be a list of tables")
+    found = []
+    for place, entry in enumerate(entries, 1):
+        if entry.get("type") != _TYPE:
+            problem = f"tier {place} is of type {entry.get('type')!r}, here only {_TYPE!r} can be used; vLLM's own need KVStoreTieringSpec"
+            raise ConfigError(where, "secondary_tiers", problem)
+        for name in shared:
+            if name in entry and entry[name] != shared[name]:
+                raise ConfigError(where, name, f"differs between the table kvstore and tier {place}; leave one out")
+        name = f"{place}:{_TYPE}"
+        found.append(NamedTier(name, parse_tier_options(f"{where} tier {name!r}", {**shared, **entry})))
+    return found
+
+
+def _host_bytes(where: str, given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or int(given) < 1:
+        raise ConfigError(where, "cpu_bytes_to_use", f"{given!r} is no number of bytes; it is the size of host memory for the whole engine")
+    return int(given)
+
+
+def _policy(where: str, extra: Mapping[str, Any]) -> str:
+    policy = extra.get("eviction_policy", "lru")
+    if not isinstance(policy, str):
+        raise ConfigError(where, "eviction_policy", f"is not a string but of type {type(policy).__name__}")
+    if extra.get("cache_policy_module_path"):
+        problem = "is of vLLM's own host tier; here eviction_policy names a policy as module:factory"
+        raise ConfigError(where, "cache_policy_module_path", problem)
+    return policy
