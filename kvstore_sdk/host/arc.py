@@ -16,10 +16,9 @@ class ARC:
     Two lists of resident keys: those that one request used, and those that more did. Of each the names of what it lost last are kept, as
     ghosts, at most as many in all as there can be resident keys. A miss whose key is a ghost gives the list that lost it a larger share.
 
-    With keys used one at a time and none pinned it is the paper's algorithm, step by step. For chains there is more:
-
-    - A key that more requests than one used takes every key before it in the chain along, so that a chain is divided once: its head in the
-      second list, its tail in the first.
+    With keys used one at a time and none pinned it is the paper's algorithm, step by step. For chains there is one rule more: a key that a
+    second request uses takes every key before it along, so that the second list has the head of a chain, and the first list the rest. In
+    each list the tail goes before the head. When the second list has more than its share, a head may go while its tail is in the first.
 
     Args:
         capacity: How many keys can be resident: `c` of the paper.

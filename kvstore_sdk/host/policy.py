@@ -23,13 +23,13 @@ class EvictionPolicy(Protocol):
     The calls for a chunk that comes in are, in this order: `miss`, as often as needed `victim` and `evict`, `insert`, and once it may be
     evicted `unpin`. A chunk that comes in together with others may find their calls between its own.
 
-    **One request is one use.** `used` is called once for each request that ends, with the whole chain that it stored, loaded or found, and
-    for nothing else: not for look-ups, not for copies to lower tiers, not for the store itself. The first `used` of a key after its `insert`
-    is thus, as a rule, that of the request which brought it in: a policy that counts must not take it for a second use.
+    **One request is one use.** `used` is called once for each request, when it ends, with the whole chain that it stored, loaded or found;
+    and for nothing else: not for look-ups, not for the copies to lower tiers, not when a store or a load is complete. The first `used` of a
+    key after its `insert` is thus, as a rule, that of the request which brought it in, and no second use.
 
     **Chains.** A chunk is of use only if every chunk before it in its prefix is there. `used` and `unpin` give keys in the order of the
-    chain, the head of the prefix first. Of the chain that `used` named last, whatever batches it was stored or pinned in, the tail must go
-    before the head.
+    chain, the head of the prefix first. Of a chain that `used` named, in whatever batches it was stored or is pinned and unpinned, the tail
+    goes before the head. Only a policy that holds some keys dearer than others may take from a head it holds dear while a tail remains.
     """
 
     def insert(self, key: bytes) -> None:
@@ -48,7 +48,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """A request used these keys, the head of its prefix first. Keys that are not resident are passed over, pinned ones are used as well."""
+        """One request used these keys, the head of its prefix first. Pinned keys count; those that are not resident are passed over."""
         ...
 
     def pin(self, key: bytes) -> None:

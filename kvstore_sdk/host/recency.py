@@ -82,7 +82,7 @@ class Recency:
 
         A protected key that is met is touched, so that many calls in a row do not meet it each time.
         """
-        spared = len(protected)
+        start = self._clock
         while self._cold:
             time, key = self._heap[0]
             if self._cold.get(key) != time:
@@ -98,12 +98,11 @@ class Recency:
                 self._parked[key] = self._order.pop(key)
             elif key not in protected:
                 return key
-            elif spared > 0:
-                spared -= 1
-                self.touch(key)
-            else:
-                # All that is left is protected.
+            elif self._order[key] > start:
+                # Met before: all that is left is protected.
                 return None
+            else:
+                self.touch(key)
         return None
 
     def drop(self, key: bytes) -> bool:
