@@ -165,10 +165,13 @@ def interior_of(config: Any, layers: Sequence[str], block_tokens: int, blocks: i
     if not layers:
         return RankLayout()
     found = tuple(map(int, pages))
+    names = ""
     try:
+        facts = [_facts(config, name) for name in layers]
+        names = "; ".join(sorted(set(map(str, facts))))
         if len(found) != len(layers):
             raise _Opaque(f"{len(layers)} layers are packed in {len(found)} parts")
-        members = [_layer(config, name, block_tokens, blocks) for name in layers]
+        members = [_layer(config, facts_of, name, block_tokens, blocks) for facts_of, name in zip(facts, layers, strict=True)]
         for member, name in zip(members, layers, strict=True):
             if member != members[0]:
                 raise _Opaque(f"layer {name} has another cache than the first of its group")
@@ -178,8 +181,11 @@ def interior_of(config: Any, layers: Sequence[str], block_tokens: int, blocks: i
         if expected != found:
             raise _Opaque(f"its pages have {found[0]} bytes, and not {expected[0]}")
     except (_Opaque, LayoutError) as error:
-        return RankLayout(pages=found, why=str(error))
-    return replace(members[0], shape=shape, pages=found)
+        return RankLayout(pages=found, names=names, why=str(error))
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        # What a name stands for may change in a release: then it is not known.
+        return RankLayout(pages=found, names=names, why=f"a layer is not what its names say: {type(error).__name__}: {error}")
+    return replace(members[0], shape=shape, pages=found, names=names)
 
 
 class _Opaque(Exception):
@@ -191,13 +197,9 @@ def _release(version: str) -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def _layer(config: Any, name: str, block_tokens: int, blocks: int) -> RankLayout:
-    """One layer's cache, by name first and then by looking at it."""
-    module = config.compilation_config.static_forward_context.get(name)
-    spec = module.get_kv_cache_spec(config) if hasattr(module, "get_kv_cache_spec") else None
-    if spec is None:
-        raise _Opaque(f"layer {name} does not say what it keeps in its cache")
-    facts = _facts(config, module, spec)
+def _layer(config: Any, facts: CacheFacts, name: str, block_tokens: int, blocks: int) -> RankLayout:
+    """One layer's cache, by its names first and then by looking at it."""
+    module, spec = _module(config, name)
     entry = certify(facts)
     if entry is None:
         raise _Opaque(f"{facts} is not on the list of certified caches")
@@ -211,7 +213,17 @@ def _layer(config: Any, name: str, block_tokens: int, blocks: int) -> RankLayout
     return replace(read, interior=entry.interior + read.interior, tested=entry.tested)
 
 
-def _facts(config: Any, module: Any, spec: Any) -> CacheFacts:
+def _module(config: Any, name: str) -> tuple[Any, Any]:
+    """The layer, and what it says that it keeps in its cache."""
+    module = config.compilation_config.static_forward_context.get(name)
+    spec = module.get_kv_cache_spec(config) if hasattr(module, "get_kv_cache_spec") else None
+    if spec is None:
+        raise _Opaque(f"layer {name} does not say what it keeps in its cache")
+    return module, spec
+
+
+def _facts(config: Any, name: str) -> CacheFacts:
+    module, spec = _module(config, name)
     kind = type(spec).__name__
     if current_platform.is_cpu():
         device = f"cpu/{os.uname().machine}"

@@ -32,6 +32,7 @@ class RankLayout:
         shape: With the layers of this rank and the heads of all ranks; None if it is opaque or the rank has no layer of the group.
         pages: Length of a page of each of its layers, without padding.
         state_shapes: Of a state over all heads, as in `GroupIdentity`.
+        names: By what names its caches go, as `CacheFacts` writes them.
         why: Why it is opaque.
         tested: As in `Entry`.
     """
@@ -40,6 +41,7 @@ class RankLayout:
     shape: CanonicalShape | None = None
     pages: tuple[int, ...] = ()
     state_shapes: tuple[str, ...] = ()
+    names: str = ""
     why: str = ""
     tested: bool = True
 
@@ -50,6 +52,7 @@ class RankLayout:
             "shape": shape_to_plain(self.shape) if self.shape else None,
             "pages": list(self.pages),
             "state_shapes": list(self.state_shapes),
+            "names": self.names,
             "why": self.why,
             "tested": self.tested,
         }
@@ -69,6 +72,7 @@ class RankLayout:
             shape=shape,
             pages=tuple(plain["pages"]),
             state_shapes=tuple(plain["state_shapes"]),
+            names=str(plain["names"]),
             why=str(plain["why"]),
             tested=bool(plain["tested"]),
         )
@@ -83,6 +87,7 @@ class EngineLayout:
         version: Of it.
         groups: Shape and topology of each group.
         state_shapes: Of each group.
+        names: By what names the caches go, of each group. Where the layout is opaque they belong to the writer's identity.
         why: Why it is opaque, each reason once; empty when it is not.
         untested: Interiors that were read off the sources and never seen on a device.
     """
@@ -91,6 +96,7 @@ class EngineLayout:
     version: int
     groups: tuple[tuple[Shape, Topology], ...]
     state_shapes: tuple[tuple[str, ...], ...] = ()
+    names: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     untested: tuple[str, ...] = ()
 
@@ -123,7 +129,7 @@ def engine_layout(groups: Sequence[Sequence[RankLayout]], *, stages: int, blocks
         topology = _topology(group, stages)
         prove(shape, topology)
         opaque.append((shape, topology))
-    return EngineLayout(layout=OPAQUE, version=LAYOUT_VERSION, groups=tuple(opaque), why=tuple(why))
+    return EngineLayout(layout=OPAQUE, version=LAYOUT_VERSION, groups=tuple(opaque), names=_names(groups), why=tuple(why))
 
 
 def _canonical(groups: Sequence[Sequence[RankLayout]], stages: int) -> EngineLayout:
@@ -147,8 +153,13 @@ def _canonical(groups: Sequence[Sequence[RankLayout]], stages: int) -> EngineLay
         version=LAYOUT_VERSION,
         groups=tuple(whole),
         state_shapes=tuple(member.state_shapes for member in members),
+        names=_names(groups),
         untested=tuple(dict.fromkeys(member.interior for member in members if not member.tested)),
     )
+
+
+def _names(groups: Sequence[Sequence[RankLayout]]) -> tuple[str, ...]:
+    return tuple("; ".join(sorted({rank.names for rank in group if rank.names})) for group in groups)
 
 
 def _topology(group: Sequence[RankLayout], stages: int) -> Topology:
