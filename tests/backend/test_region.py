@@ -75,3 +75,38 @@ def test_a_region_is_not_inherited_by_other_programs() -> None:
     region = Region(4096)
     assert not os.get_inheritable(region.fd)
     region.close()
+
+
+def test_a_region_of_an_fd_is_the_same_memory_and_owns_the_fd() -> None:
+    region = Region(8192)
+    again = Region.from_fd(os.dup(region.fd), 8192)
+    again.view[5000] = 7
+    assert region.view[5000] == 7
+    assert (again.size_bytes, again.address % mmap.PAGESIZE) == (8192, 0)
+    assert again.id != region.id
+    assert not os.get_inheritable(again.fd)
+    region.close()
+    again.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(again.fd)
+
+
+@pytest.mark.parametrize("size", [0, -4096, 4097, 8192 + 4096])
+def test_memory_beyond_the_end_of_a_file_is_refused(size: int) -> None:
+    """It could be mapped, and its first touch would end the process."""
+    region = Region(8192)
+    fd = os.dup(region.fd)
+    with pytest.raises(ValueError, match=r"of the 8192 bytes that rank 3 has"):
+        Region.from_fd(fd, size, "rank 3")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    region.close()
+
+
+def test_a_pipe_is_no_memory() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(ValueError, match="of the 0 bytes"):
+        Region.from_fd(writing, 4096)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(writing)
