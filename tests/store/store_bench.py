@@ -131,6 +131,7 @@ class Stand:
         self.generation = 0
         self.free_bytes = self.host.stats().free_bytes
         self._requests = itertools.count(1)
+        self._written: dict[bytes, None] = {}
 
     # Steps.
 
@@ -196,6 +197,7 @@ class Stand:
     def write(self, slots: Sequence[Slot | None]) -> None:
         for slot in slots:
             if slot is not None:
+                self._written[slot.key] = None
                 self.payload_of(slot)[:] = payload(slot.key, slot.payload_bytes, self.generation)
 
     def payload_of(self, slot: Slot) -> memoryview:
@@ -233,11 +235,11 @@ class Stand:
         return answer is True
 
     def evict_all(self) -> None:
-        """Empty host memory as other requests would: by storing what nobody knows, and making it the next to go."""
+        """Empty host memory of all that was put, as other requests' stores would."""
         self.settle()
-        for slot in [slot for slot in map(self.host.get, list(self.host._slots)) if slot is not None]:
-            self.host.remove(slot.key)
-        self.store._hear_evicted()
+        for one in self._written:
+            if self.host.get(one) is not None:
+                assert self.host.remove(one)
 
     def pinned(self) -> int:
         return sum(group.pinned for group in self.host.stats().groups.values())

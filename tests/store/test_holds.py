@@ -1,0 +1,190 @@
+"""A hit is kept for its request until it is loaded or let go; nothing is kept longer, and nothing is released twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from store_bench import Stand, key, keys
+
+from kvstore_sdk.keys import parse_name
+from kvstore_sdk.testing import Fault, FaultyBackend, Hang
+from kvstore_sdk.tier import Lookup
+from kvstore_sdk_backends.memory import open_memory
+
+NewStand = Callable[..., Stand]
+
+
+def look_up(stand: Stand, request: str, some_keys: list[bytes]) -> None:
+    assert stand.ask(some_keys, request) == [Lookup.HIT] * len(some_keys)
+
+
+def drive_out(stand: Stand) -> None:
+    """Store until everything that may leave has left."""
+    for number in range(4 * stand.host.row_count):
+        assert stand.put([key(5000 + number)]) is not None
+
+
+def test_a_hit_is_still_there_steps_later_whatever_was_stored_meanwhile(new_stand: NewStand) -> None:
+    stand = new_stand({}, slots=16)
+    stand.put(keys(10))
+    name = stand.request()
+    look_up(stand, name, keys(10))
+    drive_out(stand)
+    stand.load(name, keys(10))
+
+
+def test_a_hit_that_a_tier_brought_is_there_until_it_is_loaded(new_stand: NewStand) -> None:
+    stand = new_stand(slots=16)
+    stand.put(keys(10))
+    stand.settle()
+    stand.evict_all()
+    name = stand.request()
+    look_up(stand, name, keys(10))
+    drive_out(stand)
+    assert stand.store.source(name, key(3)) == "below"
+    stand.load(name, keys(10))
+
+
+def test_look_ups_that_were_never_loaded_leave_nothing_pinned(new_stand: NewStand) -> None:
+    """LEAK-02: neither after the end of the request, nor after it was let go, nor after the time of a hold; and the chunks can go."""
+    ways: dict[str, Callable[[Stand, str], object]] = {
+        "end": lambda stand, name: stand.store.end_request(name),
+        "let go": lambda stand, name: stand.store.let_go([name, "nobody"]),
+        "expire": lambda stand, name: (time.sleep(0.25), stand.step()),
+    }
+    for way in ways.values():
+        stand = new_stand({}, slots=120, hold_timeout_s=0.2)
+        stand.put(keys(100))
+        name = stand.request()
+        look_up(stand, name, keys(85))
+        look_up(stand, name, keys(90))
+        stand.put([key(1000)])
+        assert stand.pinned() == 90
+        way(stand, name)
+        assert stand.pinned() == 0
+        assert stand.is_at_rest()
+        stand.put(keys(120, 1000))
+        assert stand.hits(keys(100)) == 0
+
+
+def test_a_request_whose_hold_expired_finds_its_chunks_again(new_stand: NewStand) -> None:
+    stand = new_stand({}, hold_timeout_s=0.1)
+    stand.put(keys(4))
+    name = stand.request()
+    look_up(stand, name, keys(4))
+    time.sleep(0.15)
+    stand.step()
+    assert stand.total("expired_holds") == 1
+    look_up(stand, name, keys(4))
+    stand.load(name, keys(4))
+    assert stand.total("hits", "host") == 4
+
+
+def test_loading_releases_the_other_hits_of_the_request(new_stand: NewStand) -> None:
+    stand = new_stand({})
+    stand.put(keys(6))
+    name = stand.request()
+    look_up(stand, name, keys(6))
+    stand.store.begin_load(name, keys(4))
+    assert stand.pinned() == 4
+    stand.store.end_load(name, keys(4))
+    assert stand.is_at_rest()
+
+
+def test_a_load_that_is_ended_twice_releases_nobody_elses_pin(new_stand: NewStand) -> None:
+    """RACE-05: a third holder's pin still protects the chunk."""
+    stand = new_stand({}, slots=8)
+    stand.put([key(0)])
+    first, second = stand.request(), stand.request()
+    stand.store.begin_load(first, [key(0)])
+    [slot] = stand.store.begin_load(second, [key(0)])
+    stand.store.end_load(first, [key(0)])
+    stand.store.end_load(first, [key(0)])
+    stand.store.end_load("nobody", [key(0)])
+    assert stand.total("double_releases") == 2
+    drive_out(stand)
+    assert stand.is_right(slot, key(0))
+    stand.store.end_load(second, {key(0)})
+    assert stand.is_at_rest()
+
+
+def test_a_load_may_be_ended_in_parts_and_after_its_request(new_stand: NewStand) -> None:
+    """RACE-10."""
+    stand = new_stand({})
+    stand.put(keys(4))
+    name = stand.request()
+    stand.store.begin_load(name, keys(4))
+    stand.store.end_request(name)
+    stand.store.end_load(name, keys(2))
+    assert stand.pinned() == 4
+    stand.store.end_load(name, set(keys(4)))
+    assert stand.is_at_rest()
+    assert stand.total("double_releases") == 2
+
+
+def test_two_requests_hold_one_chunk_each_for_itself(new_stand: NewStand) -> None:
+    stand = new_stand({}, slots=8)
+    stand.put([key(0)])
+    first, second = stand.request(), stand.request()
+    look_up(stand, first, [key(0)])
+    look_up(stand, second, [key(0)])
+    stand.store.end_request(first)
+    drive_out(stand)
+    stand.load(second, [key(0)])
+
+
+def test_requests_that_want_one_chunk_share_one_promotion(new_stand: NewStand) -> None:
+    backend = FaultyBackend(open_memory(""))
+    stand = new_stand(backend, tier_settings={"load_timeout_s": 5.0})
+    stand.put(keys(3))
+    stand.settle()
+    stand.evict_all()
+    backend.arm(Fault("get", Hang()))
+    names = [stand.request() for _ in range(10)]
+    stand.wait(lambda: [stand.store.lookup(name, one) for name in names for one in keys(3)] and backend.hanging)
+    assert stand.store.metrics.gauge_value("open_promotions") == 3
+    backend.heal()
+    for name in names:
+        assert stand.hits(keys(3), name) == 3
+    gets = [name for event in backend.log if event.op == "get" for name in event.names if parse_name(name)]
+    assert len(gets) == 3
+    assert stand.total("hits", "below") == 30
+    for name in names:
+        stand.store.end_request(name)
+    assert stand.is_at_rest()
+
+
+def test_a_promotion_goes_on_without_the_request_that_wanted_it(new_stand: NewStand) -> None:
+    backend = FaultyBackend(open_memory(""))
+    stand = new_stand(backend, tier_settings={"load_timeout_s": 5.0})
+    stand.put(keys(3))
+    stand.settle()
+    stand.evict_all()
+    backend.arm(Fault("get", Hang()))
+    name = stand.request()
+    stand.wait(lambda: [stand.store.lookup(name, one) for one in keys(3)] and backend.hanging)
+    stand.store.end_request(name)
+    backend.heal()
+    stand.settle()
+    assert stand.is_at_rest()
+    assert stand.hits(keys(3)) == 3
+
+
+def test_a_miss_holds_for_its_request_and_for_no_other(new_stand: NewStand) -> None:
+    stand = new_stand()
+    name = stand.request()
+    assert stand.ask([key(0)], name) == [Lookup.MISS]
+    stand.put([key(0)])
+    assert stand.ask([key(0)], name) == [Lookup.MISS]
+    assert stand.hits([key(0)]) == 1
+    assert stand.total("misses") == 1
+
+
+def test_requests_whose_end_is_never_told_are_forgotten(new_stand: NewStand) -> None:
+    stand = new_stand({})
+    stand.put([key(0)])
+    for number in range(66_000):
+        stand.store.lookup(f"lost-{number}", key(0))
+    assert len(stand.store._lookups._requests) <= 65_536
+    assert len(stand.store._holds) <= 65_536
