@@ -19,6 +19,7 @@ from kvstore_sdk.vllm.pairing import GroupCopy, Integers, plan_copies
 __all__ = ["Copies", "DevicePages", "RankMap", "StoreCopies", "cut", "group_pages", "merge"]
 
 _WHERE = "kvstore offloading"
+_UNLIMITED = 2**63 - 1
 
 
 class Copies(NamedTuple):
@@ -131,7 +132,7 @@ class RankMap:
         self._spare = tuple(spare) or (0,) * len(groups)
         self._strides = np.array([pages.stride for pages in self.pages], np.int64)
         self._records = [record_bytes(group.payload_bytes) for group in plan.groups]
-        self._blocks = [min((self.pages[tensor].blocks for tensor in group), default=0) for group in groups]
+        self._blocks = [min((self.pages[tensor].blocks for tensor in group), default=_UNLIMITED) for group in groups]
         self._reads: list[list[_Fragments]] = []
         self._writes: list[list[_Fragments]] = []
         for place, (pages, group) in enumerate(zip(groups, plan.groups, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -94,12 +94,15 @@ class HostMover:
         started = time.perf_counter()
         region, tensors = self._region, self._tensors
         assert region is not None
+        stretches = (copies.tensor, copies.device, copies.device + copies.bytes, copies.host, copies.host + copies.bytes)
+        lists = zip(*(array.tolist() for array in stretches), strict=True)
         # Slices of memory views cost the least of all ways that Python has, and refuse what lies outside.
-        for tensor, device, host, size in zip(*(array.tolist() for array in copies), strict=True):
-            if store:
-                region[host : host + size] = tensors[tensor][device : device + size]
-            else:
-                tensors[tensor][device : device + size] = region[host : host + size]
+        if store:
+            for tensor, start, end, host, host_end in lists:
+                region[host:host_end] = tensors[tensor][start:end]
+        else:
+            for tensor, start, end, host, host_end in lists:
+                tensors[tensor][start:end] = region[host:host_end]
         return _Done(time.perf_counter() - started)
 
 
@@ -123,7 +126,14 @@ class DeviceCopies:
     """
 
     def __init__(
-        self, kv_caches: Any, blocks_per_chunk: int, region: Region, rank: int, world_size: int, spare: Sequence[int] = ()
+        self,
+        kv_caches: Any,
+        blocks_per_chunk: int,
+        region: Region,
+        rank: int,
+        world_size: int,
+        spare: Sequence[int] = (),
+        mover: Callable[[Sequence[DevicePages], Region], Mover] | None = None,
     ) -> None:
         """Args:
             kv_caches: vLLM's `CanonicalKVCaches`.
@@ -132,6 +142,7 @@ class DeviceCopies:
             rank: Of this worker, `stage * tp + tp_rank`.
             world_size: Ranks of the engine.
             spare: Of each group, how many pages at the start of a chunk no reader can need.
+            mover: What moves the bytes. Where it is not given, what the device of the tensors needs.
 
         Raises:
             ConfigError: the tensors lie on a device of another kind than CPU and CUDA, or cannot be told apart into blocks.
@@ -140,7 +151,7 @@ class DeviceCopies:
         self._blocks_per_chunk, self._rank, self._world_size, self._spare = blocks_per_chunk, rank, world_size, tuple(spare)
         self._region: Region | None = region
         self._result = compat.transfer_result_class()
-        self._mover = _mover([DevicePages.of(found) for found in kv_caches.tensors], region)
+        self._mover = (mover or _mover)([DevicePages.of(found) for found in kv_caches.tensors], region)
         self._map: RankMap | None = None
         self._marks: Marks | None = None
         self._jobs: list[_Job] = []
@@ -230,8 +241,9 @@ class DeviceCopies:
 
 def _mover(pages: Sequence[DevicePages], region: Region) -> Mover:
     kinds = {found.tensor.device.type for found in pages}
-    if kinds == {"cpu"}:
+    # A rank without a layer moves nothing, wherever that is, and marks what it has to write.
+    if kinds <= {"cpu"}:
         return HostMover(pages, region)
     if kinds == {"cuda"}:
         return CudaMover(pages, region)
-    raise ConfigError(_WHERE, "device", f"KV tensors on {', '.join(sorted(kinds)) or 'no device'}: only cpu and cuda are known")
+    raise ConfigError(_WHERE, "device", f"KV tensors on {', '.join(sorted(kinds))}: only cpu and cuda are known")
