@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from record_rows import RecordRows
 from tier_bench import Engine
 
 from kvstore_sdk.backend import Backend
@@ -21,12 +22,20 @@ NewEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def new_engine() -> Iterator[NewEngine]:
+def way() -> str:
+    """How the tier moves records. A module whose promises hold both ways has a fixture of this name that has both."""
+    return "staged"
+
+
+@pytest.fixture
+def new_engine(way: str) -> Iterator[NewEngine]:
     """Makes engines with a tier each, over a memory backend unless another is given. Closes them, and finds threads that stayed behind."""
     made: list[Engine] = []
     before = set(threading.enumerate())
 
     def make(backend: Backend | None = None, **options: Any) -> Engine:
+        if way == "direct" and "memory" not in options:
+            options["memory"] = RecordRows(options.pop("rows", 64), options.get("of"))
         engine = Engine(open_memory("") if backend is None else backend, **options)
         made.append(engine)
         return engine

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tier_bench import HOLE, PAYLOAD_BYTES, Engine, Shop, identity, key, keys, payload
+from tier_bench import PAYLOAD_BYTES, Engine, Shop, identity, key, keys, payload
 
 from kvstore_sdk.backend import UnavailableError
 from kvstore_sdk.format import Flaw, record_bytes, seal, verify
@@ -21,6 +21,13 @@ from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
 
 NewEngine = Callable[..., Engine]
+
+
+@pytest.fixture(params=["staged", "direct"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 RECORD = record_bytes(PAYLOAD_BYTES[0])
 
 
@@ -74,7 +81,7 @@ def test_a_damaged_record_is_a_miss_and_is_made_good_by_the_next_store(
     assert engine.finds(key(0))
     result = engine.load(keys(4), rows=range(10, 14))
     assert (result.done, result.failed) == (tuple(keys(4)[1:]), (key(0),))
-    assert engine.memory.is_painted(10), "not a byte of it came near the row"
+    assert engine.memory.spared(10), "not a byte of it came near the row"
     assert engine.total("loads", "corrupt") == engine.total("corrupt", flaw.value) == engine.total("corrupt") == 1
     reads = [call for call in backend.calls if call.op == "get" and shop.name(key(0)) in call.names]
     assert len(reads) == 2, "looked at a second time before it is called corrupt"
@@ -244,7 +251,7 @@ def test_a_host_that_reads_nothing_right_leaves_the_shared_folder_alone(
     caplog.set_level(logging.ERROR)
     result = engine.load(keys(60))
     assert result.failed == tuple(keys(60))
-    assert all(engine.memory.is_painted(row) for row in range(60))
+    assert all(engine.memory.spared(row) for row in range(60))
     assert engine.tier.metrics.gauge_value("breaker_open", "read") == engine.tier.metrics.gauge_value("breaker_open", "write") == 1
     assert 8 <= engine.total("corrupt") <= 8 + 4, "it stopped at eight; others were on their way"
     assert engine.total("loads", "refused") >= 60 - 12
@@ -324,30 +331,6 @@ def test_a_load_that_fails_is_asked_for_once_in_a_hundred_steps(new_engine: NewE
         engine.step()
     assert loads == 1
     assert engine.tier.lookup("s", key(0)) is Lookup.MISS
-
-
-def test_stale_bytes_of_a_row_are_in_no_record(new_engine: NewEngine) -> None:
-    """Only the bytes of the chunk's own group are stored."""
-    engine = new_engine()
-    marker = bytes(range(200, 232))
-    for row in range(4):
-        engine.memory.view(row)[:] = (marker * 200)[: len(engine.memory.view(row))]
-        engine.memory.write(row, key(row, group=1))
-    job = engine.submit_store([key(row, group=1) for row in range(4)], range(4), generation=None)
-    assert engine.result(job).success
-    assert all(marker not in Shop(engine.backend).record(key(row, group=1)) for row in range(4))
-
-
-def test_a_load_touches_only_the_bytes_of_its_group(new_engine: NewEngine) -> None:
-    engine = new_engine()
-    some = [key(row, group=1) for row in range(4)]
-    engine.store(some)
-    job = engine.submit_load(some, range(4))
-    for row in range(4):
-        engine.memory.paint(row)
-    assert engine.result(job).success
-    assert all(engine.memory.holds(row, one) for row, one in enumerate(some))
-    assert set(bytes(engine.memory.view(0))[PAYLOAD_BYTES[1] :]) == {HOLE}
 
 
 @pytest.fixture

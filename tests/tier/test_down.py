@@ -26,6 +26,12 @@ from kvstore_sdk_backends.memory import open_memory
 
 NewEngine = Callable[..., Engine]
 
+
+@pytest.fixture(params=["staged", "direct"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 PROBE_S = 0.2
 SLACK_S = 1.5
 """What a loaded machine may add to two periods."""

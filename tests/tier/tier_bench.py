@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -115,6 +116,13 @@ class Memory:
         assert len(payload) == PAYLOAD_BYTES[group]
         self.view(row)[: len(payload)] = payload
 
+    def expect(self, row: int, of: bytes) -> None:
+        """Any chunk fits into any row."""
+
+    def spared(self, row: int) -> bool:
+        """Whether a load that failed left the row, which was painted before, as it may: untouched."""
+        return self.is_painted(row)
+
     def view(self, row: int) -> memoryview:
         """The row without its guards."""
         start = row * self._stride + self.GUARD
@@ -147,21 +155,25 @@ class Memory:
 
 
 class Engine:
-    """A tier and the engine that drives it, in steps."""
+    """A tier and the engine that drives it, in steps.
+
+    Attributes:
+        held: How often each row is held by results so far, and was not released.
+    """
 
     def __init__(
         self,
         backend: Backend,
         *,
         rows: int = 64,
-        memory: Memory | None = None,
+        memory: Any = None,
         may_store: bool = True,
         name: str = "test",
         of: KVIdentity | None = None,
         **settings: Any,
     ) -> None:
         self.backend = backend
-        self.memory = memory if memory is not None else Memory(rows)
+        self.memory = Memory(rows) if memory is None else memory
         self.tier = Tier(
             backend,
             self.memory,
@@ -172,6 +184,7 @@ class Engine:
             events=True,
         )
         self.results: dict[int, JobResult] = {}
+        self.held: Counter[int] = Counter()
         self._jobs = itertools.count(1)
         self._requests = itertools.count(1)
 
@@ -182,6 +195,10 @@ class Engine:
         for result in self.tier.poll():
             assert result.job_id not in self.results, f"job {result.job_id} was reported twice"
             self.results[result.job_id] = result
+            self.held.update(result.held)
+        for row in self.tier.take_released():
+            assert self.held[row], f"row {row} was released more often than it was held"
+            self.held[row] -= 1
         self.tier.flush()
 
     def wait(self, until: Callable[[], Any], what: str = "what was waited for", limit_s: float = LIMIT_S) -> float:
@@ -231,10 +248,15 @@ class Engine:
 
     # Jobs.
 
+    def rows_for(self, some_keys: Sequence[bytes]) -> list[int]:
+        """The first rows that are not held, one for each key."""
+        return list(itertools.islice((row for row in itertools.count() if not self.held[row]), len(some_keys)))
+
     def submit_store(self, some_keys: Sequence[bytes], rows: Iterable[int] | None = None, generation: int | None = 0) -> int:
         """Compute the chunks into rows (unless `generation` is None), and submit a store of them."""
-        in_rows = list(range(len(some_keys)) if rows is None else rows)
+        in_rows = self.rows_for(some_keys) if rows is None else list(rows)
         if generation is not None:
+            self.memory.identity = self.tier.identity
             for row, one in zip(in_rows, some_keys, strict=True):
                 self.memory.paint(row)
                 self.memory.write(row, one, generation)
@@ -244,9 +266,11 @@ class Engine:
 
     def submit_load(self, some_keys: Sequence[bytes], rows: Iterable[int] | None = None) -> int:
         """Paint rows, and submit a load into them."""
-        in_rows = list(range(len(some_keys)) if rows is None else rows)
+        in_rows = self.rows_for(some_keys) if rows is None else list(rows)
         for row in in_rows:
             self.memory.paint(row)
+        for row, one in zip(in_rows, some_keys, strict=False):
+            self.memory.expect(row, one)
         job_id = next(self._jobs)
         self.tier.submit_load(job_id, some_keys, in_rows)
         return job_id
@@ -273,6 +297,10 @@ class Engine:
 
     def free_slots(self) -> int:
         return len(self.tier._work._free)
+
+    def in_rest(self) -> bool:
+        """Whether nothing runs, and nothing is held."""
+        return self.tier._work.is_untouched and self.all_slots_free() and not self.held.total()
 
     def all_slots_free(self) -> bool:
         """Whether every staging slot is free, and none is there twice."""
