@@ -121,6 +121,7 @@ class Tier:
         )
         self._watch_at_s = 0.0
         self._closed = False
+        self._left_touched = False
         self._records: Records
         if isinstance(memory, RecordMemory):
             # As `fit` reckons: a reset makes the manifest some bytes longer.
@@ -211,6 +212,14 @@ class Tier:
         return self._desk.take_released() if self._desk.released else []
 
     @property
+    def touches_memory(self) -> bool:
+        """Whether a call that did not return, or a transfer in doubt, may touch the memory that records lie in.
+
+        When `close` left it so it stays so: a `RecordMemory` must then stay mapped until the process ends.
+        """
+        return self._left_touched or not self._work.is_untouched
+
+    @property
     def busy(self) -> bool:
         """Whether a job was submitted that `poll` has not returned yet. Each has a deadline, so this ends."""
         return len(self._desk) > 0
@@ -258,8 +267,8 @@ class Tier:
         """End all jobs, stop the threads and close the backend, in `close_timeout_s` at most. Idempotent.
 
         Memory that a running call may still touch is not given back: staging memory stays mapped until the process ends. A region of
-        records is its owner's, and the rows that are held then may stay so for ever: the owner takes their results and `take_released`,
-        and may unmap the region once no row is held, else never.
+        records is its owner's, who must not unmap it while `touches_memory`; rows that are held may then stay so for ever. `poll` and
+        `take_released` go on working.
         """
         if self._closed:
             return
@@ -285,9 +294,9 @@ class Tier:
         for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
         stuck = [thread.name for thread in threads if thread.is_alive()]
-        untouched = self._work.is_untouched and not stuck
-        self._records.close(untouched)
-        if untouched:
+        self._left_touched = bool(stuck) or not self._work.is_untouched
+        self._records.close(untouched=not self._left_touched)
+        if not self._left_touched:
             return
         what = f"these threads did not return: {', '.join(stuck)}" if stuck else "transfers are in doubt"
         logger.warning("%s: closed, while %s; the memory of records stays mapped", self.name, what)

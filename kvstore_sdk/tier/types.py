@@ -95,14 +95,14 @@ class RecordMemory(Protocol):
 
     A row is touched while its job is open, and when the job ends, if it is in `JobResult.held`, until it is released. A row that is stored
     holds a sealed record and does not change meanwhile; others may read it, and other tiers store it too. A row that is loaded into
-    belongs to the job alone. The region stays mapped as long as a row is held, after the Tier was closed too.
+    belongs to the job alone.
 
     The methods are called from a Tier's threads.
     """
 
     @property
     def region(self) -> Region:
-        """All rows lie in it. Its owner closes it, after every tier that uses it was closed and while no row is held."""
+        """All rows lie in it. Its owner closes it after every tier that uses it was closed, unless one of them `touches_memory`."""
         ...
 
     @property

@@ -100,6 +100,7 @@ def test_the_regions_are_announced_before_the_first_call_and_given_up_after_the_
     engine.store(keys(3))
     engine.load(keys(3))
     engine.tier.close()
+    assert not engine.tier.touches_memory
     assert not recording.breaches
     assert [region for what, region in backend.regions if what == "unregister"] == known
     assert len(engine.memory.region.view) > 0, "the memory is its owner's, who unmaps it"
@@ -397,11 +398,13 @@ def test_close_during_calls_that_hang_holds_their_rows_and_leaves_the_memory_map
     assert time.monotonic() - began_s < 0.4 + 0.5
     assert "the memory of records stays mapped" in caplog.text
     assert engine.result(job).held == (11,)
+    assert engine.tier.touches_memory
     assert ("unregister", engine.memory.region) not in backend.regions
     assert engine.tier.take_released() == []
     faults.heal()
     # Who still asks hears of it, though the tier is closed.
     engine.wait(lambda: not engine.held.total())
+    assert engine.tier.touches_memory, "the backend was never told that the region is given up"
 
 
 def test_a_region_that_is_in_doubt_for_ever_is_not_unmapped_when_its_owner_forgets_it(new_engine: NewEngine) -> None:

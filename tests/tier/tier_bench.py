@@ -269,6 +269,7 @@ class Engine:
         in_rows = self.rows_for(some_keys) if rows is None else list(rows)
         for row in in_rows:
             self.memory.paint(row)
+        self.memory.identity = self.tier.identity
         for row, one in zip(in_rows, some_keys, strict=False):
             self.memory.expect(row, one)
         job_id = next(self._jobs)
