@@ -17,7 +17,7 @@ from kvstore_sdk.store import StoreEvent, StoreSettings, StoreTier, TieredStore
 from kvstore_sdk.testing import BackendWrapper, FaultyBackend
 from kvstore_sdk.tier import Lookup, Tier, TierSettings
 
-__all__ = ["LIMIT_S", "Stand", "Wide", "identity", "key", "keys", "payload"]
+__all__ = ["LIMIT_S", "Kept", "Stand", "Wide", "identity", "key", "keys", "payload"]
 
 LIMIT_S = 20.0
 """Longest that a test waits for what must come; machines of CI stall."""
@@ -85,6 +85,13 @@ class Wide(BackendWrapper):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(max_record_bytes=1 << 20, max_batch=256, max_concurrency=self._calls)
+
+
+class Kept(Wide):
+    """Stays open when the tier that uses it is closed: others look at it afterwards, or calls still hang in it."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class Stand:
