@@ -66,7 +66,7 @@ class Entry:
     since: tuple[int, int]
     before: tuple[int, int]
     device: str
-    backend: str
+    backends: tuple[str, ...]
     variants: tuple[str, ...]
     cache_layouts: tuple[str, ...]
     quantizations: tuple[str, ...]
@@ -77,7 +77,8 @@ class Entry:
         """Whether every name is on the entry."""
         return (
             self.since <= _release(facts.vllm) < self.before
-            and (self.device, self.backend) == (facts.device, facts.backend)
+            and facts.device == self.device
+            and facts.backend in self.backends
             and facts.variant in self.variants
             and facts.cache_layout in self.cache_layouts
             and facts.quantization in self.quantizations
@@ -96,7 +97,7 @@ CERTIFIED = (
         since=(0, 32),
         before=(0, 33),
         device="cpu/x86_64",
-        backend="CPU_ATTN",
+        backends=("CPU_ATTN",),
         variants=("vec", "vec16"),
         cache_layouts=("LBHNC",),
         quantizations=("NONE", "FP8_PER_TENSOR"),
@@ -109,7 +110,7 @@ CERTIFIED = (
         since=(0, 32),
         before=(0, 33),
         device="cpu/x86_64",
-        backend="CPU_MLA",
+        backends=("CPU_MLA", "AMX_MLA"),
         variants=("",),
         cache_layouts=_ANY_LAYOUT,
         quantizations=("NONE",),
@@ -123,7 +124,7 @@ CERTIFIED = (
         since=(0, 32),
         before=(0, 33),
         device="cpu/x86_64",
-        backend="GDN_ATTN",
+        backends=("GDN_ATTN",),
         variants=("QwenGatedDeltaNetAttention SD",),
         cache_layouts=_ANY_LAYOUT,
         quantizations=("",),
@@ -136,7 +137,7 @@ CERTIFIED = (
         since=(0, 29),
         before=(0, 34),
         device="cuda",
-        backend="FLASH_ATTN",
+        backends=("FLASH_ATTN",),
         variants=("",),
         cache_layouts=("LBHNC",),
         quantizations=("NONE", "FP8_PER_TENSOR"),
