@@ -113,6 +113,7 @@ class Chunks:
             return None
         self._evict(slot)
         size.evicted += 1
+        size.evicted_used_at = slot.used_at
         return slot.slab, slot.index
 
     def _evict(self, slot: Slot) -> None:
@@ -167,13 +168,11 @@ class Chunks:
             if size.evicted < max(size.shelf.per_slab, len(self.pool.slabs) // 16):
                 continue
             size.evicted = 0
-            key = size.policy.victim(protected)
-            slot = None if key is None else self.slots.get(key)
-            if slot is None:
-                continue
             others = (slab for slab in self.pool.slabs if slab.shelf is not None and slab.shelf is not size.shelf)
             oldest = min((slab for slab in others if slab.taken == slab.idle), key=lambda slab: slab.used_at, default=None)
-            if oldest is not None and oldest.used_at < slot.used_at and not any(one.key in protected for one in self._slots_of(oldest)):
+            if oldest is None or oldest.used_at >= size.evicted_used_at:
+                continue
+            if not any(slot.key in protected for slot in self._slots_of(oldest)):
                 self._empty(oldest)
 
     def _slots_of(self, slab: Slab) -> list[Slot]:

@@ -38,7 +38,7 @@ class Purpose(Enum):
 class Size:
     """One slot size: its slots, and the order in which its chunks leave."""
 
-    __slots__ = ("batch", "evicted", "kinds", "late", "policy", "shelf")
+    __slots__ = ("batch", "evicted", "evicted_used_at", "kinds", "late", "policy", "shelf")
 
     def __init__(self, shelf: Shelf, policy: EvictionPolicy) -> None:
         self.shelf = shelf
@@ -50,6 +50,8 @@ class Size:
         self.batch: list[bytes] = []
         # Evictions since this size was last compared with the others.
         self.evicted = 0
+        # When the last chunk that was evicted had been used.
+        self.evicted_used_at = 0
 
     @property
     def idle(self) -> int:

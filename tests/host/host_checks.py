@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from kvstore_sdk.backend import Region
-from kvstore_sdk.host import HostTier, Slot, SlotState
+from kvstore_sdk.host import HostTier, Pin, Purpose, Slot, SlotState
 
 PAGE = 4096
 
@@ -24,11 +25,29 @@ def region_of(records: int, pages: int = 2) -> Region:
     return Region(records * pages * PAGE)
 
 
+def host_of(slots: int, **options: object) -> HostTier:
+    """A host tier of so many equal slots."""
+    return HostTier(region_of(slots), {0: PAGE}, **options)  # type: ignore[arg-type]
+
+
+def store(host: HostTier, numbers: range | list[int], group: int = 0) -> list[Slot]:
+    taken = host.admit(keys(numbers, group), Purpose.STORE)
+    assert taken is not None
+    host.ready(taken)
+    return taken
+
+
+def pinned(host: HostTier, slots: list[Slot], background: bool = False) -> Pin:
+    pin = host.pin(slots, background)
+    assert pin is not None
+    return pin
+
+
 def check_no_overlap(slots: Iterable[Slot]) -> None:
     """No two slots share a byte, and none a number."""
     live = sorted(slots, key=lambda slot: slot.offset)
     assert len({slot.number for slot in live}) == len(live)
-    for before, after in zip(live, live[1:], strict=False):
+    for before, after in pairwise(live):
         assert before.offset + before.record_bytes <= after.offset, f"{before} overlaps {after}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -52,7 +53,7 @@ def test_slots_never_overlap_and_all_bytes_come_back(sizes: list[int], room: int
                 assert number not in live
                 live[number] = (shelf, taken)
     spans = sorted(pool.place(number) for number in live)
-    assert all(before + length <= after for (before, length), (after, _) in zip(spans, spans[1:], strict=False))
+    assert all(before + length <= after for (before, length), (after, _) in pairwise(spans))
     assert all(start <= offset and offset + length <= start + room * PAGE for offset, length in spans)
     assert pool.free_bytes == pool.capacity_bytes - sum(length for _, length in spans)
     for shelf, place in live.values():
