@@ -27,6 +27,8 @@ class ARC:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._once, self._again = Recency(), Recency()
+        # The one of the two that has the key.
+        self._list_of: dict[bytes, Recency] = {}
         # Keys that no request has named since they were inserted. Its first one brought it in, and is not a second use.
         self._unnamed: set[bytes] = set()
         # Ghosts, the oldest first; True if the ghost has taught what it can.
@@ -37,12 +39,12 @@ class ARC:
         self._missed: bytes | None = None
 
     def insert(self, key: bytes) -> None:
-        if key in self._once or key in self._again:
+        if key in self._list_of:
             raise ValueError(f"arc: insert {key.hex()}: it is resident already")
-        if self._once_ghosts.pop(key, None) is not None or self._again_ghosts.pop(key, None) is not None:
-            self._again.insert(key)
-        else:
-            self._once.insert(key)
+        is_ghost = self._once_ghosts.pop(key, None) is not None or self._again_ghosts.pop(key, None) is not None
+        keys = self._list_of[key] = self._again if is_ghost else self._once
+        keys.insert(key)
+        if not is_ghost:
             self._unnamed.add(key)
             self._forget_ghosts()
 
@@ -57,30 +59,30 @@ class ARC:
             self._target = max(0.0, self._target - max(once / again, 1.0))
 
     def used(self, keys: Sequence[bytes]) -> None:
-        again = False
+        once, again = self._once, self._again
+        second_use = False
         for key in reversed(keys):
-            if key in self._again:
-                again = True
-                self._again.touch(key)
-            elif key in self._once:
-                if key in self._unnamed:
-                    self._unnamed.remove(key)
-                else:
-                    again = True
-                if not again:
-                    self._once.touch(key)
-                    continue
-                pinned = self._once.drop(key)
-                self._again.touch(key)
+            if (found := self._list_of.get(key)) is None:
+                continue
+            if key in self._unnamed:
+                self._unnamed.remove(key)
+            else:
+                second_use = True
+            if found is once and second_use:
+                pinned = once.drop(key)
+                self._list_of[key] = again
+                again.touch(key)
                 if pinned:
-                    self._again.pin(key)
+                    again.pin(key)
+            else:
+                found.touch(key)
 
     def pin(self, key: bytes) -> None:
-        self._list_of(key).pin(key)
+        self._list_of[key].pin(key)
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):
-            self._list_of(key).unpin(key)
+            self._list_of[key].unpin(key)
 
     def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
         size = len(self._once)
@@ -90,35 +92,25 @@ class ARC:
         return key if key is not None else second.coldest(protected)
 
     def evict(self, key: bytes) -> None:
-        if (keys := self._list_of(key)).is_pinned(key):
+        keys = self._list_of[key]
+        if keys.is_pinned(key):
             raise ValueError(f"arc: evict {key.hex()}: it is pinned")
-        keys.drop(key)
-        self._unnamed.discard(key)
-        ghosts = self._once_ghosts if keys is self._once else self._again_ghosts
-        ghosts[key] = False
-        self._forget_ghosts()
+        self.remove(key)
+        (self._once_ghosts if keys is self._once else self._again_ghosts)[key] = False
 
     def remove(self, key: bytes) -> None:
-        self._list_of(key).drop(key)
+        self._list_of.pop(key).drop(key)
         self._unnamed.discard(key)
 
     def clear(self) -> None:
-        for part in (self._once, self._again, self._unnamed, self._once_ghosts, self._again_ghosts):
+        for part in (self._once, self._again, self._list_of, self._unnamed, self._once_ghosts, self._again_ghosts):
             part.clear()
         self._target = 0.0
         self._missed = None
 
-    def _list_of(self, key: bytes) -> Recency:
-        if key in self._once:
-            return self._once
-        if key in self._again:
-            return self._again
-        raise KeyError(key)
-
     def _forget_ghosts(self) -> None:
-        """Keep the first list and its ghosts within the capacity, and everything within twice that."""
-        while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self._capacity:
+        """Keep the first list and its ghosts within the capacity, and everything within twice that. Only a new key makes them more."""
+        if len(self._once) + len(self._once_ghosts) > self._capacity and self._once_ghosts:
             self._once_ghosts.popitem(last=False)
-        resident = len(self._once) + len(self._again)
-        while self._again_ghosts and resident + len(self._once_ghosts) + len(self._again_ghosts) > 2 * self._capacity:
+        if len(self._list_of) + len(self._once_ghosts) + len(self._again_ghosts) > 2 * self._capacity and self._again_ghosts:
             self._again_ghosts.popitem(last=False)

@@ -28,7 +28,8 @@ class Recency:
         self._order: OrderedDict[bytes, int] = OrderedDict()
         self._parked: dict[bytes, int] = {}
         self._cold: dict[bytes, int] = {}
-        # (time, key) of all that is cold, and of keys that were: an entry counts if `_cold` has the key with that time.
+        # (time, key) of all that is cold, and of keys that were. It is empty whenever a key is lifted out of the order, so that a key which
+        # is cold again has the time of its entry.
         self._heap: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
@@ -84,8 +85,8 @@ class Recency:
         """
         start = self._clock
         while self._cold:
-            time, key = self._heap[0]
-            if self._cold.get(key) != time:
+            key = self._heap[0][1]
+            if key not in self._cold:
                 heapq.heappop(self._heap)
             elif key in protected:
                 self.touch(key)

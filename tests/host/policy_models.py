@@ -1,4 +1,4 @@
-"""What the policies are held against: ARC and LRU written another way, and the traces of the benchmark."""
+"""What the policies are held against: ARC and LRU written another way, and the benchmark with its traces."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def _load(name: str) -> ModuleType:
 
 
 traces = _load("eviction_traces")
+_load("harness")
+benchmark = _load("eviction")
 
 
 class PaperARC:
