@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from tier_bench import HOLE, PAYLOAD_BYTES, identity, payload
 
-from kvstore_sdk.backend import Buffer, Region
+from kvstore_sdk.backend import Backend, Buffer, Deadline, Get, Mode, Put, Region
 from kvstore_sdk.format import HEADER_BYTES, record_bytes, seal
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.testing import BackendWrapper
 
-__all__ = ["ROW_BYTES", "RecordRows"]
+__all__ = ["ROW_BYTES", "RecordRows", "Watched", "places"]
 
 ROW_BYTES = max(map(record_bytes, PAYLOAD_BYTES.values()))
 _PAGE = 4096
@@ -76,3 +80,32 @@ class RecordRows:
 
     def _start(self, row: int) -> int:
         return _PAGE + row * (ROW_BYTES + _PAGE)
+
+
+class Watched(BackendWrapper):
+    """Keeps the buffers of every put and get of a record, and when regions were made known and given up."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.buffers: dict[str, list[Buffer]] = {"put": [], "get": []}
+        self.modes: list[Mode] = []
+        self.regions: list[tuple[str, Region]] = []
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Any) -> Any:
+        for item in items:
+            if isinstance(item, (Put, Get)) and not item.name.endswith("manifest.json"):
+                self.buffers[op] += item.parts if isinstance(item, Put) else item.into
+                self.modes += [item.mode] if isinstance(item, Put) else []
+        return super().around(op, items, deadline, proceed)
+
+    def register_region(self, region: Region) -> None:
+        self.regions.append(("register", region))
+
+    def unregister_region(self, region: Region) -> None:
+        self.regions.append(("unregister", region))
+
+
+def places(buffers: list[Buffer], memory: RecordRows) -> set[tuple[int, int]]:
+    """(offset, length) of buffers that all lie in the memory's own region."""
+    assert all(buffer.region is memory.region for buffer in buffers)
+    return {(buffer.offset, buffer.length) for buffer in buffers}
