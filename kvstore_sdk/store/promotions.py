@@ -201,6 +201,11 @@ class Promotions:
         self._host.quarantine(promotion.slot)
         self._failed(promotion, "")
 
+    def give_up(self, place: int) -> None:
+        """Nobody hears what a tier does: no request waits for it. Its slots come back when it is heard again."""
+        for promotion in [promotion for promotion in self._open.values() if promotion.place == place]:
+            self.supersede(promotion.key)
+
     def lost(self, place: int) -> list[JobResult]:
         """Results for the jobs that a tier does not know any more."""
         return [JobResult(job_id, (), tuple(p.key for p in promotions), (), 0, 0.0) for job_id, promotions in self._jobs[place].items()]

@@ -8,13 +8,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Sequence
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host import HostTier, Slot, SlotState
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
+from kvstore_sdk.store.below import Below
 from kvstore_sdk.store.cascades import Cascades
 from kvstore_sdk.store.events import Events
 from kvstore_sdk.store.lookups import Lookups
@@ -24,18 +24,16 @@ from kvstore_sdk.store.requests import Holds
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.transfers import Transfers
 from kvstore_sdk.store.types import StoreEvent, StoreTier
-from kvstore_sdk.tier import JobResult, Lookup, Tier
+from kvstore_sdk.tier import Lookup
 from kvstore_sdk.tier.metrics import TierMetrics
 
 __all__ = ["TieredStore"]
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 _POLL_EVERY_S = 0.001
-_TIER_CALL_S = 60.0
-"""Longest that a tier's `reset` or `close` is waited for. They are bounded by its own settings; this is for one that breaks its promise."""
+_SEAL_S = 10.0
+"""Longest that `close` waits for the thread that seals; what it does at a time is some ten milliseconds of work in memory."""
 
 
 class TieredStore:
@@ -86,9 +84,7 @@ class TieredStore:
             raise ConfigError(f"store {name}", "tiers", f"{twice[0]!r} is there twice; give each tier a name of its own")
         for below in tiers:
             if below.tier.identity.namespace != identity.namespace:
-                raise ConfigError(
-                    f"store {name}", "tiers", f"{below.name!r} has another identity than the store; open it with the same"
-                )
+                raise ConfigError(f"store {name}", "tiers", f"{below.name!r} has another identity than the store; open it with the same")
         # A plain lock: whoever holds it calls no public method.
         self._lock = threading.Lock()
         job_ids = itertools.count(1)
@@ -138,6 +134,7 @@ class TieredStore:
             evicted=self._hear_evicted,
             came=self._events.came,
         )
+        self._below = Below(name, self._tiers, self._promotions, self._cascades, self._fault)
         self._look = self._lookups.lookup
         self._closed = False
         self._is_free = True
@@ -180,10 +177,7 @@ class TieredStore:
             if self._closed:
                 return
             self._lookups.expire(time.monotonic())
-            self._promotions.send()
-            for place, below in enumerate(self._tiers):
-                if place not in self._promotions.off:
-                    self._try(below, below.tier.flush)
+            self._below.flush()
             self._lookups.count()
 
     def source(self, request_id: str, key: bytes) -> str | None:
@@ -268,7 +262,7 @@ class TieredStore:
     def busy(self) -> bool:
         """Whether something goes on that `poll` will hear the end of. Everything has a deadline, so this ends."""
         with self._lock:
-            return self._busy()
+            return self._below.busy
 
     def take_events(self) -> list[StoreEvent]:
         """What came and went since the last call, if the store keeps events."""
@@ -307,11 +301,7 @@ class TieredStore:
             self._events.forget()
             self._hear_evicted()
             self.identity = identity
-            self._at_each_tier("reset", lambda tier: tier.reset(weights_version, identity.epoch))
-            for place, below in enumerate(self._tiers):
-                if place not in self._promotions.off and below.tier.identity.namespace != identity.namespace:
-                    self._promotions.off.add(place)
-                    logger.error("%s: tier %s could not be reset and is not used any more", self.name, below.name)
+            self._below.reset(weights_version, identity)
             self._poll()
 
     def close(self) -> bool:
@@ -331,11 +321,9 @@ class TieredStore:
         with self._lock:
             self._cascades.stop()
         # What it does is in memory alone.
-        ended = self._cascades.join(_TIER_CALL_S)
+        ended = self._cascades.join(_SEAL_S)
         with self._lock:
-            late = self._at_each_tier("close", lambda tier: tier.close())
-            self._poll()
-            self._is_free = ended and not late and not self._promotions.quarantined and not self._cascades.held
+            self._is_free = self._below.close() and ended
             if not self._is_free:
                 logger.warning("%s: closed, while calls of a tier may still touch host memory: it has to stay mapped", self.name)
             return self._is_free
@@ -343,78 +331,18 @@ class TieredStore:
     # Inside.
 
     def _poll(self) -> None:
-        now = time.monotonic()
-        self._lookups.expire(now)
-        for place, below in enumerate(self._tiers):
-            try:
-                results = below.tier.poll()
-            except Exception:
-                logger.exception("%s: tier %s could not be polled", self.name, below.name)
-                self._fault("tier")
-                continue
-            for result in results:
-                self._hear(place, result)
-            if self._promotions.quarantined or self._cascades.held:
-                for row in self._try(below, below.tier.take_released) or ():
-                    if not self._promotions.released(place, row):
-                        self._cascades.released(place, row)
-            if (self._promotions.open_jobs(place) or self._cascades.open_jobs(place)) and not below.tier.busy:
-                # Submitting them failed.
-                for result in [*self._promotions.lost(place), *self._cascades.lost(place)]:
-                    self._hear(place, result)
-
-    def _hear(self, place: int, result: JobResult) -> None:
-        """One job's end must not keep the others from theirs."""
-        try:
-            if not self._promotions.ended(place, result) and not self._cascades.ended(place, result):
-                logger.error("%s: tier %s reported job %d, which is none of ours", self.name, self._tiers[place].name, result.job_id)
-        except Exception:
-            logger.exception("%s: the end of a job of tier %s could not be taken in", self.name, self._tiers[place].name)
-            self._fault("host")
-
-    def _busy(self) -> bool:
-        return self._cascades.busy or self._promotions.busy
+        self._lookups.expire(time.monotonic())
+        self._below.poll()
 
     def _drain(self, until_s: float) -> bool:
         while True:
             with self._lock:
                 self._poll()
-                if not self._busy():
+                if not self._below.busy:
                     return True
             if time.monotonic() >= until_s:
                 return False
             time.sleep(_POLL_EVERY_S)
-
-    def _at_each_tier(self, what: str, call: Callable[[Tier], None]) -> bool:
-        """Do something that waits at all tiers at once, so that it takes as long as the slowest. Returns whether one has not ended."""
-
-        def run(below: StoreTier) -> None:
-            try:
-                call(below.tier)
-            except BaseException:  # whatever one tier does, the others have their turn
-                logger.exception("%s: %s of tier %s failed", self.name, what, below.name)
-
-        threads = []
-        for below in self._tiers:
-            thread = threading.Thread(target=run, args=(below,), name=f"{self.name}-{what}-{below.name}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                run(below)
-                continue
-            threads.append(thread)
-        until_s = time.monotonic() + _TIER_CALL_S
-        for thread in threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
-        return any(thread.is_alive() for thread in threads)
-
-    def _try(self, below: StoreTier, call: Callable[[], _T]) -> _T | None:
-        try:
-            return call()
-        except Exception:
-            logger.exception("%s: a call of tier %s failed", self.name, below.name)
-            self._fault("tier")
-            return None
 
     def _hear_evicted(self) -> None:
         """Before anything else is told of the same chunks."""

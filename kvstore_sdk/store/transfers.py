@@ -105,9 +105,7 @@ class Transfers:
         for key in keys:
             slot = held.get(key) or self._get(key)
             if slot is None or slot.state is not _READY:
-                raise KeyError(
-                    f"store: begin_load: request {request_id}: chunk {key.hex()} is not in host memory; load only what was HIT"
-                )
+                raise KeyError(f"store: begin_load: request {request_id}: chunk {key.hex()} is not in host memory; load only what was HIT")
             slots.append(slot)
         if slots:
             pin = self._host.pin(slots, False)

@@ -255,7 +255,7 @@ def test_many_threads_may_drive_one_store(new_stand: NewStand) -> None:
                     stand.store.flush()
                     if over.is_set():
                         return
-        except BaseException as error:  # whatever a thread meets is the test's to see
+        except BaseException as error:  # noqa: BLE001  whatever a thread meets is the test's to see
             failures.append(error)
 
     threads = [threading.Thread(target=drive, args=(number,)) for number in range(6)]

@@ -16,8 +16,6 @@ from kvstore_sdk_backends.memory import open_memory
 NewStand = Callable[..., Stand]
 
 
-
-
 def test_every_earlier_key_is_a_miss_in_every_tier(tmp_path: Path, new_stand: NewStand) -> None:
     """CFG-12: also for those who open the same folders again."""
     folders = {name: str(tmp_path / name) for name in ("first", "second")}
