@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +21,11 @@ from vllm_engines import Engine
 
 from kvstore_sdk.identity import GroupIdentity, KVIdentity, WriterIdentity
 from kvstore_sdk.layout import OPAQUE, AttentionShape, LatentShape, LayoutError, OpaqueShape, Topology, payload_bytes
-from kvstore_sdk.vllm.certified import CERTIFIED, CacheFacts, certify, interior_of
+from kvstore_sdk.vllm.certified import CERTIFIED, CacheFacts, Entry, certify, interior_of
 from kvstore_sdk.vllm.engine_layout import EngineLayout, RankLayout, engine_layout
 
 BLOCKS = 2
+LAYOUT_PAGE = Path(__file__).parents[2] / "docs" / "layout.md"
 VEC = CacheFacts(
     vllm="0.32.0",
     device="cpu/x86_64",
@@ -126,6 +129,31 @@ def test_a_cache_on_the_list_is_known() -> None:
 def test_one_other_name_is_enough_to_be_opaque(name: str, value: str) -> None:
     assert certify(VEC) is not None
     assert certify(dataclasses.replace(VEC, **{name: value})) is None
+
+
+def test_the_documentation_has_every_entry() -> None:
+    def releases(entry: Entry) -> str:
+        last = (entry.before[0], entry.before[1] - 1)
+        names = [".".join(map(str, release)) for release in (entry.since, last)]
+        return names[0] if entry.since == last else " to ".join(names)
+
+    def row(entry: Entry) -> list[str]:
+        lists = (entry.variants, entry.cache_layouts, entry.quantizations, entry.specs)
+        cells = [", ".join(filter(None, names)) for names in lists]
+        return [
+            f"`{entry.interior}`",
+            releases(entry),
+            entry.device,
+            ", ".join(entry.backends),
+            *cells,
+            "yes" if entry.tested else "**no**",
+        ]
+
+    section = LAYOUT_PAGE.read_text().partition("## Certified caches")[2].partition("## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row(entry) for entry in CERTIFIED]
+    interiors = re.findall(r"^\| `([\w-]+)` \|", LAYOUT_PAGE.read_text().partition("## Interiors")[2].partition("## ")[0], re.MULTILINE)
+    assert sorted(interiors) == sorted(entry.interior for entry in CERTIFIED)
 
 
 def test_what_was_never_seen_on_a_device_says_so() -> None:
