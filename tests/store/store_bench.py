@@ -27,18 +27,18 @@ SIZES = (5000,)
 
 FAST = {
     "io_threads": 4,
-    "lookup_timeout_s": 1.0,
-    "load_timeout_s": 1.0,
-    "store_timeout_s": 1.0,
+    "lookup_timeout_s": 10.0,
+    "load_timeout_s": 10.0,
+    "store_timeout_s": 10.0,
     "drain_timeout_s": 1.0,
     "close_timeout_s": 1.0,
     "retry_base_s": 0.002,
     "breaker_probe_s": 0.1,
     "staging_bytes": 4 << 20,
 }
-"""Settings of tiers with which what goes wrong does so within a test."""
+"""Settings of tiers: patient, because a machine of CI may stand still for a second, but where a test is about time."""
 
-STORE_FAST = {"lookup_timeout_s": 2.0, "hold_timeout_s": 5.0, "drain_timeout_s": 3.0, "close_timeout_s": 1.0, "cascade_fraction": 1.0}
+STORE_FAST = {"lookup_timeout_s": 15.0, "hold_timeout_s": 30.0, "drain_timeout_s": 10.0, "close_timeout_s": 1.0, "cascade_fraction": 1.0}
 
 
 def identity(sizes: Sequence[int] = SIZES, **changes: Any) -> KVIdentity:
