@@ -117,13 +117,18 @@ class Chunks:
         return slot.slab, slot.index
 
     def _evict(self, slot: Slot) -> None:
-        slot.kind.size.policy.evict(slot.key)
-        self.drop(slot)
-        self.evicted.append(slot.key)
-        slot.state = _FREE
-        slot.kind.used -= 1
-        slot.kind.evictions += 1
+        """An idle chunk goes. Its place stays taken."""
+        key, kind = slot.key, slot.kind
+        kind.size.policy.evict(key)
+        del self.slots[key]
+        self.evicted.append(key)
         self._rows[slot.number] = None
+        slot.resident = False
+        slot.state = _FREE
+        slot.slab.idle -= 1
+        kind.idle -= 1
+        kind.used -= 1
+        kind.evictions += 1
 
     def make_room(self, needs: Mapping[Size, int], store: bool, protected: Collection[bytes]) -> bool:
         """See to it that so many slots of each size can be taken, each from its shelf or for an eviction. False, and nothing is evicted,

@@ -8,8 +8,9 @@ from kvstore_sdk.backend import Buffer, Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host.chunks import Chunks
-from kvstore_sdk.host.slots import SlotPool
+from kvstore_sdk.host.slots import Slab, SlotPool
 from kvstore_sdk.host.types import HostStats, Pin, Purpose, Size, Slot, SlotState
+from kvstore_sdk.keys import GROUP_BYTES
 
 __all__ = ["HostTier"]
 
@@ -74,9 +75,6 @@ class HostTier:
         self._several = pool.several
         self._background_bytes = 0
         self._background_most = pool.capacity_bytes - reserve
-        # Length and charge of the size that loses the most to the ends of slabs.
-        shelves = pool.shelves.values()
-        self._tightest = min(((shelf.size_bytes, shelf.charge_bytes) for shelf in shelves), key=lambda pair: pair[0] / pair[1])
         self._no_room = dict.fromkeys(Purpose, 0)
         self._refused_pins = 0
         self._double_releases = 0
@@ -106,7 +104,8 @@ class HostTier:
     @property
     def background_room_bytes(self) -> int:
         """How many bytes of records promotions and background pins may take before one is refused; with several sizes a lower bound."""
-        return (self._background_most - self._background_bytes) * self._tightest[0] // self._tightest[1]
+        room = self._background_most - self._background_bytes
+        return min(room * shelf.size_bytes // shelf.charge_bytes for shelf in self._pool.shelves.values())
 
     def __len__(self) -> int:
         """How many chunks `get` finds."""
@@ -133,8 +132,8 @@ class HostTier:
         Raises:
             KeyError: a key is of a group that has no slots here.
         """
-        chunks, slots = self._chunks, self._slots
-        fresh = [(key, chunks.kind(key)) for key in dict.fromkeys(keys) if key not in slots]
+        chunks, slots, kinds = self._chunks, self._slots, self._chunks.kinds
+        fresh = [(key, kinds.get(key[-GROUP_BYTES:]) or chunks.kind(key)) for key in dict.fromkeys(keys) if key not in slots]
         needs: dict[Size, int] = {}
         for _, kind in fresh:
             needs[kind.size] = needs.get(kind.size, 0) + 1
@@ -155,7 +154,10 @@ class HostTier:
             size = kind.size
             size.policy.miss(key)
             engine_only = store and bool(size.late)
-            place = size.late.pop() if engine_only else size.shelf.take() or chunks.evict_one(size, protected)
+            if engine_only:
+                place: tuple[Slab, int] | None = size.late.pop()
+            else:
+                place = size.shelf.take() if size.shelf.free or self._pool.spare else chunks.evict_one(size, protected)
             if place is None:
                 # Only a policy that hides what it may evict gets here.
                 for slot in taken:
@@ -373,11 +375,11 @@ class HostTier:
 
     def stats(self) -> HostStats:
         """Numbers of this moment. Cheap: nothing is counted for it."""
-        groups = {kind.group: kind.stats() for kind in self._chunks.kinds.values()}
+        kinds = self._chunks.kinds.values()
         return HostStats(
-            groups=groups,
+            groups={kind.group: kind.stats() for kind in kinds},
             capacity_bytes=self._pool.capacity_bytes,
-            used_bytes=sum(group.used_bytes for group in groups.values()),
+            used_bytes=sum(kind.used * kind.record_bytes for kind in kinds),
             reserve_bytes=self._pool.capacity_bytes - self._background_most,
             background_bytes=self._background_bytes,
             engine_only_slots=sum(len(size.late) for size in self._sizes.values()),
