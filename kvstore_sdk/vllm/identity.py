@@ -31,14 +31,14 @@ class ChunkLayout:
         name: Id of the layout. `opaque-vllm` is the parts of all ranks as vLLM's rows have them, one after another.
         version: Of the layout.
         state_shapes: Of each group that has states, over all ranks; needed unless it is opaque.
-        why: What keeps it opaque, with the names of the kernels that decide the order.
+        kernels: Names of those that decide the order, where it is opaque.
     """
 
     payload_bytes: Mapping[int, int]
     name: str = "opaque-vllm"
     version: int = 1
     state_shapes: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    why: Sequence[str] = ()
+    kernels: Sequence[str] = ()
 
     @property
     def opaque(self) -> bool:
@@ -208,6 +208,6 @@ def _writer(known: compat.SpecFacts, records: Sequence[RankGeometry], facts: Map
     return WriterIdentity(
         engine=facts["engine"],
         attention_backend=" ".join(backends),
-        variant="; ".join((f"{facts['platform']} layout={facts['cache_layout'] or 'default'} shape={shape}", *layout.why)),
+        variant="; ".join((f"{facts['platform']} layout={facts['cache_layout'] or 'default'} shape={shape}", *layout.kernels)),
         topology=f"tp={sizes.tp} pp={sizes.pp} pcp={sizes.pcp} dcp={sizes.dcp} world={sizes.world_size} replicated={int(known.replicated)}",
     )

@@ -62,7 +62,7 @@ def connector(tiers: Sequence[Mapping[str, Any]], *, spec: str = "KVStoreTiering
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": spec,
-            **({"spec_module_path": "kvstore_sdk.vllm"} if spec == "KVStoreTieringSpec" else {}),
+            **({"spec_module_path": "kvstore_sdk.vllm"} if spec.startswith("KVStore") else {}),
             "cpu_bytes_to_use": HOST_BYTES,
             "secondary_tiers": [dict(tier) for tier in tiers],
             **extra,
@@ -88,17 +88,31 @@ def arguments(model: TinyModel, transfer: Mapping[str, Any] | None, **options: A
 
 
 class Engine:
-    """One engine. `tier` is the entry of the one tier under test; None for an engine that offloads nothing."""
+    """One engine.
 
-    def __init__(self, model: TinyModel, tier: Mapping[str, Any] | None, *, extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+    `tier` is the entry of the one tier under test, or all entries there are, or None for an engine that offloads nothing. With
+    `extra={"spec": "KVStoreOffloadingSpec"}` they lie below the SDK's host memory, otherwise below vLLM's.
+    """
+
+    def __init__(
+        self,
+        model: TinyModel,
+        tier: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         from vllm import LLM
 
         self.model = model
         # vLLM collects garbage several times while it starts. What is here already is out of the way until it stops: that saves a second.
         gc.freeze()
-        transfer = None if tier is None else connector([tier], **(extra or {}))
+        tiers = [tier] if isinstance(tier, Mapping) else tier
+        transfer = None if tiers is None else connector(tiers, **(extra or {}))
         try:
             self._llm: Any = LLM(**arguments(model, transfer, **options))
+            # vLLM may choose others than it was given.
+            self.block_tokens = int(self.core.vllm_config.cache_config.block_size)
         except BaseException:
             _forget_engine()
             raise
@@ -130,8 +144,13 @@ class Engine:
 
     @property
     def manager(self) -> Any:
-        """The `TieringOffloadingManager`."""
+        """vLLM's `TieringOffloadingManager`, or ours."""
         return self.core.scheduler.connector.connector_scheduler.manager
+
+    @property
+    def store(self) -> Any:
+        """The SDK's `TieredStore`, where there is one."""
+        return self.manager._store
 
     @property
     def adapter(self) -> Any:
@@ -148,11 +167,6 @@ class Engine:
         """What that counted."""
         return self.tier.metrics
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block; vLLM may choose others than it was given."""
-        return int(self.core.vllm_config.cache_config.block_size)
-
     def settle(self, timeout_s: float = 20.0) -> None:
         """Step until the tier has reported every job: what was computed is stored."""
         until_s = time.monotonic() + timeout_s
@@ -167,8 +181,12 @@ class Engine:
 
     def reset_own_caches(self) -> None:
         """Forget what the engine and vLLM's host tier hold; the tier under test is not told."""
-        self._llm.reset_prefix_cache()
+        self.reset_device()
         self.manager.primary_tier.reset_cache()
+
+    def reset_device(self) -> None:
+        """Forget what the engine's own cache holds. Host memory is not told."""
+        self._llm.reset_prefix_cache()
 
     def stop(self) -> None:
         """Shut down and leave nothing behind. Idempotent."""

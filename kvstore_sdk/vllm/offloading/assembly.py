@@ -58,7 +58,7 @@ def build_manager(
     layout = engine_layout(found, stages=known.parallel.world_size // known.parallel.tp, blocks=known.blocks_per_chunk)
     sizes = {group: payload_bytes(shape) for group, (shape, _) in zip(numbers, layout.groups, strict=True)}
     states = dict(zip(numbers, layout.state_shapes, strict=True)) if layout.state_shapes else {}
-    chunks = ChunkLayout(payload_bytes=sizes, name=layout.layout, version=layout.version, state_shapes=states, why=layout.why)
+    chunks = ChunkLayout(payload_bytes=sizes, name=layout.layout, version=layout.version, state_shapes=states, kernels=layout.names)
     decision = decide(WHERE, known, records, chunks, options.adapter)
     if decision.lora_off:
         logger.warning(
