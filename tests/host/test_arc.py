@@ -68,11 +68,13 @@ def test_one_request_is_one_use_however_often_its_chunks_are_pinned() -> None:
     assert drained(arc) == [b"once", b"twice"]
 
 
-def test_a_second_use_takes_the_keys_before_it_along() -> None:
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_second_use_takes_the_keys_before_it_along(uses: int) -> None:
     """The head of a chain is worth what its tail is worth, even where it came in later."""
     arc = ARC(4)
     stored(arc, [b"tail"])
-    arc.used([b"tail"])
+    for _ in range(uses):
+        arc.used([b"tail"])
     stored(arc, [b"head"])
     arc.used([b"head", b"tail"])
     stored(arc, [b"new"])
