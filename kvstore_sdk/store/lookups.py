@@ -28,6 +28,9 @@ _READY = SlotState.READY
 class Lookups:
     """Answers from memory; used under the store's lock.
 
+    Attributes:
+        requests: Those that are open.
+
     - HIT: the chunk is READY in host memory, and stays there until the request loads it or lets go.
     - MISS holds for the request for good.
     - PENDING ends: tiers have `lookup_timeout_s` to answer, a load has the tier's own time, room and another request's store are waited for
@@ -53,48 +56,40 @@ class Lookups:
         self._metrics = metrics
         self._fault = fault
         self._get = host.get
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
         self._closed = False
-        self.host_hits = 0
-        self.misses = 0
-        """Not counted elsewhere yet: a look-up should not pay for it."""
+        self._misses = 0
 
     def open(self, request_id: str, names: Collection[str] | None) -> Request:
         """A request began. `names`: the tiers that it may load from; None for all."""
-        if (known := self._requests.get(request_id)) is not None:
+        if (known := self.requests.get(request_id)) is not None:
             return known
-        if len(self._requests) >= _MAX_REQUESTS:
-            self.end(next(iter(self._requests)))
+        if len(self.requests) >= _MAX_REQUESTS:
+            self.end(next(iter(self.requests)))
         places = tuple(place for place, below in enumerate(self._tiers) if names is None or below.name in names)
-        request = self._requests[request_id] = Request(request_id, places)
+        request = self.requests[request_id] = Request(request_id, places)
         return request
 
     def get(self, request_id: str) -> Request | None:
-        return self._requests.get(request_id)
+        return self.requests.get(request_id)
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
-        # The way of a chunk that is there is kept short: it is on the engine's own thread, for every chunk of every request that waits.
-        request = self._requests.get(request_id)
+        """The answer, for whatever `TieredStore.lookup` does not answer by itself."""
+        request = self.requests.get(request_id)
         if request is None:
             request = self.open(request_id, None)
-        elif key in request.held:
-            return _HIT
         slot = self._get(key)
-        if slot is None or slot.state is not _READY or key in request.missed:
+        if slot is None or slot.state is not _READY or key in request.missed or self._closed:
             return self._pend(request, key)
-        holds = self._holds
-        if holds.room > 0 and request.fresh:
-            holds.room -= 1
-            request.held[key] = slot
-            request.fresh.append(slot)
-        elif self._closed or not holds.hold(request, slot):
+        if not self._holds.hold(request, slot):
             return self._no_room(request, key)
-        if request.wants and (want := request.wants.pop(key, None)) is not None:
+        if (want := request.wants.pop(key, None)) is not None:
             self._waited(want)
-        if key not in request.told:
-            request.told[key] = HOST
-            self.host_hits += 1
         return _HIT
+
+    def source(self, request: Request, key: bytes) -> str | None:
+        """Where a hit came from; None: it is none."""
+        return request.told.get(key) or (HOST if key in request.held else None)
 
     def let_go(self, request: Request) -> None:
         """Its look-ups are over: what it holds is released, and what it waits for goes on without it."""
@@ -105,7 +100,7 @@ class Lookups:
 
     def end(self, request_id: str) -> None:
         """The request is over."""
-        request = self._requests.pop(request_id, None)
+        request = self.requests.pop(request_id, None)
         if request is None:
             return
         self.let_go(request)
@@ -128,10 +123,11 @@ class Lookups:
 
     def forget(self) -> None:
         """Nothing that any request was told holds any more: what was not a miss is one now."""
-        for request in self._requests.values():
-            request.missed.update(request.told, request.wants)
-            self.misses += len(request.wants)
+        for request in self.requests.values():
+            self._misses += len(request.wants)
+            request.missed.update(request.wants)
             self.let_go(request)
+            request.missed.update(request.told)
             request.chain.clear()
 
     def close(self) -> None:
@@ -143,19 +139,19 @@ class Lookups:
         """MISS, for good."""
         if key not in request.missed:
             request.missed.add(key)
-            self.misses += 1
+            self._misses += 1
         if (want := request.wants.pop(key, None)) is not None:
             self._waited(want)
         return _MISS
 
     def count(self) -> None:
         """Count what look-ups did not."""
-        if self.host_hits:
-            self._metrics.count("hits", HOST, by=self.host_hits)
-            self.host_hits = 0
-        if self.misses:
-            self._metrics.count("misses", by=self.misses)
-            self.misses = 0
+        if self._holds.hits:
+            self._metrics.count("hits", HOST, by=self._holds.hits)
+            self._holds.hits = 0
+        if self._misses:
+            self._metrics.count("misses", by=self._misses)
+            self._misses = 0
 
     def _pend(self, request: Request, key: bytes) -> Lookup:
         if key in request.missed:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, zip_longest
+from collections.abc import Collection, Sequence
+from itertools import chain, islice, zip_longest
 
 from kvstore_sdk.host import HostTier, Pin, Slot
 from kvstore_sdk.keys import GROUP_BYTES
+from kvstore_sdk.store.types import HOST
 from kvstore_sdk.tier import Lookup
 
 __all__ = ["Holds", "Request", "Want", "in_chain_order"]
@@ -37,10 +38,11 @@ class Request:
 
     Attributes:
         places: The tiers that it may load from, in the order of the list.
-        told: Keys that it was told HIT for, and the name of the tier that had them.
+        told: Keys that it was told HIT for, and the name of the tier that had them. What is fresh is not in it yet.
         missed: Keys that it was told MISS for, which it hears for good.
-        held: Its hits, which stay in host memory until it loads them or lets go.
-        fresh: Slots of hits that are not pinned yet.
+        held: Its hits, which stay in host memory until it loads them or lets go. Those after the first `settled` are fresh: no pin holds
+            them yet.
+        is_fresh: Whether it may have fresh hits.
         pins: Of its other hits.
         held_since_s: When it came to hold something.
         wants: What it was told PENDING for, in the order it asked.
@@ -49,7 +51,21 @@ class Request:
         asked: Whether tiers know of it.
     """
 
-    __slots__ = ("asked", "chain", "fresh", "held", "held_since_s", "id", "missed", "pins", "places", "promoting", "told", "wants")
+    __slots__ = (
+        "asked",
+        "chain",
+        "held",
+        "held_since_s",
+        "id",
+        "is_fresh",
+        "missed",
+        "pins",
+        "places",
+        "promoting",
+        "settled",
+        "told",
+        "wants",
+    )
 
     def __init__(self, request_id: str, places: tuple[int, ...]) -> None:
         self.id = request_id
@@ -57,7 +73,8 @@ class Request:
         self.told: dict[bytes, str] = {}
         self.missed: set[bytes] = set()
         self.held: dict[bytes, Slot] = {}
-        self.fresh: list[Slot] = []
+        self.settled = 0
+        self.is_fresh = False
         self.pins: list[Pin] = []
         self.held_since_s = 0.0
         self.wants: dict[bytes, Want] = {}
@@ -80,6 +97,7 @@ class Holds:
     Attributes:
         room: So many hits may be added before the host tier has to be asked.
         now_s: Set by the owner at least once a step.
+        hits: Hits of chunks that were in host memory already, and that nobody has counted yet.
     """
 
     def __init__(self, host: HostTier, largest_record: int) -> None:
@@ -89,6 +107,7 @@ class Holds:
         self._holding: dict[str, Request] = {}
         self.room = 0
         self.now_s = 0.0
+        self.hits = 0
 
     def __len__(self) -> int:
         """Requests that hold something."""
@@ -101,39 +120,27 @@ class Holds:
             self.room = self._host.background_room_bytes // self._largest_record
             if self.room < 1:
                 # It may be held already, by somebody else: then it costs nothing more.
-                pin = self._host.pin((slot,), True)
-                if pin is None:
-                    return False
-                self._keep(request)
-                request.held[slot.key] = slot
-                request.pins.append(pin)
-                return True
+                return self._pin(request, (slot,)) and self._note(request, (slot.key,))
         self.room -= 1
-        if not request.fresh:
+        if not request.is_fresh:
+            request.is_fresh = True
             self._fresh.append(request)
             self._keep(request)
         request.held[slot.key] = slot
-        request.fresh.append(slot)
         return True
 
     def bring(self, request: Request, slots: Sequence[Slot]) -> bool:
-        """Keep slots that a promotion filled, which are about to be READY. False: there was no room after all."""
-        pin = self._host.pin(slots, True)
-        if pin is None:
-            return False
-        self._keep(request)
-        request.held.update((slot.key, slot) for slot in slots)
-        request.pins.append(pin)
-        return True
+        """Keep slots that a promotion filled, which are about to be READY. After `settle`. False: there was no room after all."""
+        return self._pin(request, slots)
 
     def settle(self) -> None:
         """Pin what is fresh. Called before anything that could evict it or take its room."""
         self.room = 0
         if not self._fresh:
             return
-        fresh, self._fresh = self._fresh, []
-        for request in fresh:
-            slots, request.fresh = request.fresh, []
+        requests, self._fresh = self._fresh, []
+        for request in requests:
+            slots = self._take_fresh(request)
             if not slots:
                 continue
             pin = self._host.pin(slots, True)
@@ -142,17 +149,18 @@ class Holds:
                 continue
             # There was room for them when they were told; if there is none now, they are looked up again.
             for slot in slots:
-                if (one := self._host.pin((slot,), True)) is not None:
-                    request.pins.append(one)
-                else:
-                    request.held.pop(slot.key, None)
+                del request.held[slot.key]
+            request.settled = len(request.held)
+            for slot in slots:
+                self._pin(request, (slot,))
 
     def release(self, request: Request) -> None:
         """The request holds nothing any more."""
         self._holding.pop(request.id, None)
+        # It stays in `_fresh`, where it is found to have nothing.
+        self._take_fresh(request)
         request.held.clear()
-        # A new list: the old one may be in `_fresh`, whose owner finds this one empty.
-        request.fresh = []
+        request.settled = 0
         pins, request.pins = request.pins, []
         for pin in pins:
             self._host.unpin(pin)
@@ -166,6 +174,35 @@ class Holds:
                 break
             found.append(request)
         return found
+
+    def _take_fresh(self, request: Request) -> list[Slot]:
+        """What was held since the last time; counted, and from now on told."""
+        request.is_fresh = False
+        held = request.held
+        if request.settled == len(held):
+            return []
+        fresh = dict(islice(held.items(), request.settled, None))
+        request.settled = len(held)
+        self._note(request, fresh)
+        return list(fresh.values())
+
+    def _note(self, request: Request, keys: Collection[bytes]) -> bool:
+        told = request.told
+        fresh = [key for key in keys if key not in told] if told else keys
+        told.update(dict.fromkeys(fresh, HOST))
+        self.hits += len(fresh)
+        return True
+
+    def _pin(self, request: Request, slots: Sequence[Slot]) -> bool:
+        """After `settle`: what is pinned comes before what is fresh."""
+        pin = self._host.pin(slots, True)
+        if pin is None:
+            return False
+        self._keep(request)
+        request.pins.append(pin)
+        request.held.update((slot.key, slot) for slot in slots)
+        request.settled = len(request.held)
+        return True
 
     def _keep(self, request: Request) -> None:
         if request.id not in self._holding:

@@ -31,6 +31,7 @@ __all__ = ["TieredStore"]
 
 logger = logging.getLogger(__name__)
 
+_HIT, _READY = Lookup.HIT, SlotState.READY
 _POLL_EVERY_S = 0.001
 _SEAL_S = 10.0
 """Longest that `close` waits for the thread that seals; what it does at a time is some ten milliseconds of work in memory."""
@@ -135,7 +136,9 @@ class TieredStore:
             came=self._events.came,
         )
         self._below = Below(name, self._tiers, self._promotions, self._cascades, self._fault)
+        self._requests = self._lookups.requests
         self._look = self._lookups.lookup
+        self._get = host.get
         self._closed = False
         self._is_free = True
         self._declare_gauges()
@@ -156,8 +159,22 @@ class TieredStore:
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether a chunk is there, from memory. MISS holds for the request; a key that no chunk can have is a MISS."""
+        # The way of a chunk that is there is kept short: it is on the engine's own thread, for every chunk of every request that waits.
         with self._lock:
-            return self._look(request_id, key)
+            request = self._requests.get(request_id)
+            if request is None:
+                return self._look(request_id, key)
+            held = request.held
+            if key in held:
+                return _HIT
+            slot = self._get(key)
+            holds = self._holds
+            if slot is None or slot.state is not _READY or holds.room < 1 or not request.is_fresh or request.wants or key in request.missed:
+                return self._look(request_id, key)
+            # As `Holds.hold` does for a request that has fresh hits.
+            holds.room -= 1
+            held[key] = slot
+            return _HIT
 
     def let_go(self, request_ids: Collection[str]) -> None:
         """These requests look up no more for now: what is held for them is released. Ids that are not known are passed over."""
@@ -184,7 +201,7 @@ class TieredStore:
         """Where a hit of a request came from: `host`, or the name of the tier that was asked for it. None: it was no hit."""
         with self._lock:
             request = self._lookups.get(request_id)
-            return None if request is None else request.told.get(key)
+            return None if request is None else self._lookups.source(request, key)
 
     def source_of(self, key: bytes) -> str | None:
         """Where a chunk in host memory came from: `engine`, or a tier's name. None: it is not there, or not complete."""

@@ -65,7 +65,7 @@ def test_a_chunk_whose_put_outlived_its_job_is_read_but_not_overwritten(new_stan
 
 def test_a_slot_that_a_late_get_may_write_is_nobodys_until_it_returned(new_stand: NewStand) -> None:
     backend = FaultyBackend(Wide(open_memory("")))
-    stand = new_stand(backend, slots=8, tier_settings={"load_timeout_s": 0.1})
+    stand = new_stand(backend, slots=8, tier_settings={"load_timeout_s": 0.5})
     stand.put(keys(3))
     stand.settle()
     stand.evict_all()
@@ -91,7 +91,7 @@ def test_a_slot_that_a_late_get_may_write_is_nobodys_until_it_returned(new_stand
 def test_slots_in_doubt_are_held_until_the_backend_settled_them(operation: str, new_stand: NewStand) -> None:
     doubt = Fault(operation, InDoubt())
     backend = FaultyBackend(Wide(open_memory("")), [Fault("put", InDoubt(), times=0)])
-    stand = new_stand(backend, slots=8, tier_settings={"load_timeout_s": 0.3, "store_timeout_s": 0.3})
+    stand = new_stand(backend, slots=8)
     stand.put(keys(2))
     stand.settle()
     stand.evict_all()

@@ -186,5 +186,5 @@ def test_requests_whose_end_is_never_told_are_forgotten(new_stand: NewStand) -> 
     stand.put([key(0)])
     for number in range(66_000):
         stand.store.lookup(f"lost-{number}", key(0))
-    assert len(stand.store._lookups._requests) <= 65_536
+    assert len(stand.store._lookups.requests) <= 65_536
     assert len(stand.store._holds) <= 65_536

@@ -102,7 +102,7 @@ def test_two_hundred_requests_on_eight_slots_all_end(policy: str, new_stand: New
     run(stand, requests, running=40)
     stand.settle()
     assert stand.is_at_rest()
-    assert not stand.store._lookups._requests
+    assert not stand.store._lookups.requests
     assert len(stand.store._holds) == len(stand.store._promotions) == 0
     assert stand.total("hits", "below") > 0
     assert max(request.longest_refusal for request in requests) < 2000
