@@ -7,7 +7,7 @@ import dataclasses
 from host_checks import PAGE, check_books, key, region_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore_sdk.host import HostTier, Pin, Purpose, Slot, SlotState
 
@@ -40,10 +40,10 @@ class Entry:
         return self.promoting or any(self.pins)
 
 
-class HostTierModel(RuleBasedStateMachine):
-    slots: Bundle[Slot] = Bundle("slots")
-    pins: Bundle[Pin] = Bundle("pins")
+recent = st.integers(0, 9)
 
+
+class HostTierModel(RuleBasedStateMachine):
     @initialize(groups=st.sampled_from(sorted(GROUPS)), policy=st.sampled_from(["lru", "arc"]), start=st.sampled_from([0, 3 * PAGE]))
     def open(self, groups: int, policy: str, start: int) -> None:
         self.groups = GROUPS[groups]
@@ -51,6 +51,9 @@ class HostTierModel(RuleBasedStateMachine):
         self.host = HostTier(self.region, self.groups, policy=policy, start=start)
         self.live: dict[int, Entry] = {}
         self.late: set[int] = set()
+        # All that were handed out, also those that are out of date.
+        self.slots: list[Slot] = []
+        self.pins: list[Pin] = []
         self.double = 0
         self.evictions = 0
 
@@ -60,6 +63,10 @@ class HostTierModel(RuleBasedStateMachine):
 
     # --- what a caller does ---
 
+    def some(self, places: list[int]) -> list[Slot]:
+        """Slots counted from the newest."""
+        return [self.slots[-1 - place % len(self.slots)] for place in places] if self.slots else []
+
     def chunk(self, number: int) -> bytes:
         return key(number, number % len(self.groups))
 
@@ -67,12 +74,11 @@ class HostTierModel(RuleBasedStateMachine):
         return {entry.slot.key: entry for entry in self.live.values() if entry.resident}
 
     @rule(
-        target=slots,
         numbers=st.lists(st.integers(0, KEYS - 1), max_size=6),
         purpose=st.sampled_from(Purpose),
         protect=st.lists(st.integers(0, KEYS - 1), max_size=4),
     )
-    def admit(self, numbers: list[int], purpose: Purpose, protect: list[int]) -> object:
+    def admit(self, numbers: list[int], purpose: Purpose, protect: list[int]) -> None:
         there = self.resident()
         wanted = [self.chunk(number) for number in numbers]
         new = [chunk for chunk in dict.fromkeys(wanted) if chunk not in there]
@@ -99,7 +105,7 @@ class HostTierModel(RuleBasedStateMachine):
             assert self.host.stats().free_bytes == before.free_bytes
             assert not evicted
             assert new
-            return multiple()
+            return
         assert [slot.key for slot in taken] == new
         for chunk in evicted:
             del self.live[there[chunk].slot.number]
@@ -110,7 +116,7 @@ class HostTierModel(RuleBasedStateMachine):
             self.late.discard(slot.number)
             self.live[slot.number] = Entry(slot, promoting=purpose is Purpose.PROMOTION, late=late)
             assert (slot.state, slot.pins, slot.sealed, slot.source) == (SlotState.FILLING, 0, False, "engine")
-        return multiple(*taken)
+        self.slots += taken
 
     def entry(self, slot: Slot) -> Entry | None:
         entry = self.live.get(slot.number)
@@ -122,23 +128,28 @@ class HostTierModel(RuleBasedStateMachine):
             if entry.late:
                 self.late.add(entry.slot.number)
 
-    @rule(some=st.lists(slots, max_size=4))
-    def ready(self, some: list[Slot]) -> None:
+    @rule(places=st.lists(recent, max_size=4))
+    def ready(self, places: list[int]) -> None:
+        some = self.some(places)
         self.host.ready(some)
         for slot in some:
             if (entry := self.entry(slot)) is not None and entry.filling:
                 entry.filling = entry.promoting = entry.late = False
                 self.settle(entry)
 
-    @rule(slot=slots)
-    def discard(self, slot: Slot) -> None:
+    @precondition(lambda self: self.slots)
+    @rule(place=recent)
+    def discard(self, place: int) -> None:
+        (slot,) = self.some([place])
         self.host.discard(slot)
         if (entry := self.entry(slot)) is not None and entry.filling:
             entry.filling = entry.resident = entry.promoting = False
             self.settle(entry)
 
-    @rule(slot=slots)
-    def quarantine(self, slot: Slot) -> None:
+    @precondition(lambda self: self.slots)
+    @rule(place=recent)
+    def quarantine(self, place: int) -> None:
+        (slot,) = self.some([place])
         entry = self.entry(slot)
         if entry is None or (not entry.filling and slot.state is SlotState.READY):
             try:
@@ -151,35 +162,40 @@ class HostTierModel(RuleBasedStateMachine):
             entry.filling = entry.resident = False
             entry.held = True
 
-    @rule(slot=slots)
-    def release(self, slot: Slot) -> None:
+    @precondition(lambda self: self.slots)
+    @rule(place=recent)
+    def release(self, place: int) -> None:
+        (slot,) = self.some([place])
         self.host.release(slot)
         if (entry := self.entry(slot)) is not None and entry.held:
             entry.held = entry.promoting = False
             self.settle(entry)
 
-    @rule(target=pins, some=st.lists(slots, max_size=4), background=st.booleans())
-    def pin(self, some: list[Slot], background: bool) -> object:
+    @rule(places=st.lists(recent, max_size=4), background=st.booleans())
+    def pin(self, places: list[int], background: bool) -> None:
+        some = self.some(places)
         entries = [entry for slot in some if (entry := self.entry(slot)) is not None]
         if len(entries) < len(some) or any(slot.state is SlotState.QUARANTINED for slot in some):
             try:
                 self.host.pin(some, background)
             except ValueError:
-                return multiple()
+                return
             raise AssertionError("a slot that holds no chunk was pinned")
         room = self.host.background_room_bytes
         pin = self.host.pin(some, background)
         if pin is None:
             assert background
             assert sum(entry.slot.record_bytes for entry in entries if not entry.background) > room
-            return multiple()
+            return
         for entry in entries:
             entry.pins.append(background)
-        return pin
+        self.pins.append(pin)
 
-    @rule(pin=pins)
-    def unpin(self, pin: Pin) -> None:
-        """Now and then for the second time: the bundle keeps its pins."""
+    @precondition(lambda self: self.pins)
+    @rule(place=st.integers(0, 5))
+    def unpin(self, place: int) -> None:
+        """Now and then for the second time."""
+        pin = self.pins[-1 - place % len(self.pins)]
         again = pin.released
         assert self.host.unpin(pin) is not again
         if again:
@@ -213,14 +229,14 @@ class HostTierModel(RuleBasedStateMachine):
             entry.resident = False
             self.settle(entry)
 
-    @rule(some=st.lists(consumes(slots), min_size=1, max_size=3))
-    def forget(self, some: list[Slot]) -> None:
-        some = [slot for slot in some if (entry := self.entry(slot)) is None or not entry.promoting]
+    @rule(places=st.lists(recent, min_size=1, max_size=3))
+    def forget(self, places: list[int]) -> None:
+        some = [slot for slot in self.some(places) if (entry := self.entry(slot)) is None or not entry.promoting]
+        concerned = [slot for slot in some if slot.state in (SlotState.FILLING, SlotState.READY)]
         self.host.forget(some)
         self.host.take_evicted()
-        for slot in some:
-            entry = self.entry(slot)
-            if entry is not None and not entry.held and (entry.filling or slot.state is SlotState.READY):
+        for slot in concerned:
+            if (entry := self.entry(slot)) is not None:
                 entry.filling = entry.resident = False
                 entry.late = True
                 self.settle(entry)

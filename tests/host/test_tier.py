@@ -186,6 +186,25 @@ def test_a_pinned_slot_that_is_discarded_is_nobodys_until_the_pin_goes() -> None
     assert host.admit(keys([1, 2]), STORE) is not None
 
 
+@pytest.mark.parametrize("unpinned_first", [True, False])
+def test_memory_that_is_pinned_and_in_quarantine_waits_for_both(unpinned_first: bool) -> None:
+    host = host_of(2)
+    (slot,) = host.admit([key(0)], PROMOTION) or []
+    pin = pinned(host, [slot])
+    host.quarantine(slot)
+    if unpinned_first:
+        host.unpin(pin)
+    else:
+        host.release(slot)
+    assert slot.state is SlotState.QUARANTINED
+    assert host.admit(keys([1, 2]), STORE) is None
+    if unpinned_first:
+        host.release(slot)
+    else:
+        host.unpin(pin)
+    assert host.admit(keys([1, 2]), STORE) is not None
+
+
 def test_one_slot_twice_in_a_pin_is_held_twice_and_released_twice() -> None:
     host = host_of(2)
     slots = store(host, [0])
@@ -326,6 +345,8 @@ def test_what_the_engine_forgot_goes_to_its_stores_alone_until_one_of_them_is_do
     assert host.stats().engine_only_slots == 2, "nothing was written there that the engine had put after the forgotten one"
     done = store(host, [21, 22])
     assert {slot.number for slot in done} == places
+    assert host.stats().engine_only_slots == 0
+    assert host.remove(key(21))
     assert host.stats().engine_only_slots == 0
     assert len(host.admit(keys([30, 31, 32, 33]), PROMOTION) or []) == 4
 
