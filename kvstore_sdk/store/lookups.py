@@ -139,6 +139,7 @@ class Lookups:
         """MISS, for good."""
         if key not in request.missed:
             request.missed.add(key)
+            request.quota = 0
             self._misses += 1
         if (want := request.wants.pop(key, None)) is not None:
             self._waited(want)
@@ -161,6 +162,7 @@ class Lookups:
         want = request.wants.get(key)
         if want is None:
             want = request.wants[key] = Want(key, self._holds.now_s)
+            request.quota = 0
         if self._promotions.joins(request, key):
             return _PENDING
         if self._get(key) is not None:
@@ -213,6 +215,7 @@ class Lookups:
         want = request.wants.get(key)
         if want is None:
             want = request.wants[key] = Want(key, self._holds.now_s)
+            request.quota = 0
         if self._promotions.may_wait(request, want):
             return _PENDING
         return self.miss(request, key)

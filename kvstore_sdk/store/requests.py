@@ -12,6 +12,9 @@ from kvstore_sdk.tier import Lookup
 
 __all__ = ["Holds", "Request", "Want", "in_chain_order"]
 
+_QUOTA = 64
+"""Hits that a request may add before `Holds` is asked again: room for so many is kept from others until the next `settle`."""
+
 
 class Want:
     """A chunk that a request was told PENDING for.
@@ -42,7 +45,7 @@ class Request:
         missed: Keys that it was told MISS for, which it hears for good.
         held: Its hits, which stay in host memory until it loads them or lets go. Those after the first `settled` are fresh: no pin holds
             them yet.
-        is_fresh: Whether it may have fresh hits.
+        quota: So many hits it may add without asking `Holds`; 0 while it wants or missed something, so that one look at it is enough.
         pins: Of its other hits.
         held_since_s: When it came to hold something.
         wants: What it was told PENDING for, in the order it asked.
@@ -57,11 +60,11 @@ class Request:
         "held",
         "held_since_s",
         "id",
-        "is_fresh",
         "missed",
         "pins",
         "places",
         "promoting",
+        "quota",
         "settled",
         "told",
         "wants",
@@ -74,7 +77,7 @@ class Request:
         self.missed: set[bytes] = set()
         self.held: dict[bytes, Slot] = {}
         self.settled = 0
-        self.is_fresh = False
+        self.quota = 0
         self.pins: list[Pin] = []
         self.held_since_s = 0.0
         self.wants: dict[bytes, Want] = {}
@@ -122,11 +125,13 @@ class Holds:
                 # It may be held already, by somebody else: then it costs nothing more.
                 return self._pin(request, (slot,)) and self._note(request, (slot.key,))
         self.room -= 1
-        if not request.is_fresh:
-            request.is_fresh = True
+        if request.settled == len(request.held):
             self._fresh.append(request)
             self._keep(request)
         request.held[slot.key] = slot
+        if not (request.wants or request.missed):
+            request.quota = min(self.room, _QUOTA)
+            self.room -= request.quota
         return True
 
     def bring(self, request: Request, slots: Sequence[Slot]) -> bool:
@@ -177,7 +182,7 @@ class Holds:
 
     def _take_fresh(self, request: Request) -> list[Slot]:
         """What was held since the last time; counted, and from now on told."""
-        request.is_fresh = False
+        request.quota = 0
         held = request.held
         if request.settled == len(held):
             return []

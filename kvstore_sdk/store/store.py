@@ -137,6 +137,7 @@ class TieredStore:
         )
         self._below = Below(name, self._tiers, self._promotions, self._cascades, self._fault)
         self._requests = self._lookups.requests
+        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._look = self._lookups.lookup
         self._get = host.get
         self._closed = False
@@ -160,21 +161,20 @@ class TieredStore:
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether a chunk is there, from memory. MISS holds for the request; a key that no chunk can have is a MISS."""
         # The way of a chunk that is there is kept short: it is on the engine's own thread, for every chunk of every request that waits.
-        with self._lock:
-            request = self._requests.get(request_id)
-            if request is None:
-                return self._look(request_id, key)
-            held = request.held
-            if key in held:
-                return _HIT
-            slot = self._get(key)
-            holds = self._holds
-            if slot is None or slot.state is not _READY or holds.room < 1 or not request.is_fresh or request.wants or key in request.missed:
-                return self._look(request_id, key)
-            # As `Holds.hold` does for a request that has fresh hits.
-            holds.room -= 1
-            held[key] = slot
+        request = self._requests.get(request_id)
+        if request is not None and key in request.held:
             return _HIT
+        # Half the price of a `with`, which is a third of the whole.
+        self._acquire()
+        try:
+            if request is not None and request.quota and (slot := self._get(key)) is not None and slot.state is _READY:
+                # As `Holds.hold` does, with what it granted.
+                request.quota -= 1
+                request.held[key] = slot
+                return _HIT
+            return self._look(request_id, key)
+        finally:
+            self._release()
 
     def let_go(self, request_ids: Collection[str]) -> None:
         """These requests look up no more for now: what is held for them is released. Ids that are not known are passed over."""
