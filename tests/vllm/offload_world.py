@@ -155,10 +155,15 @@ class World:
     def slots(self, numbers: Sequence[int], sequence: int = 0) -> SlotSpec:
         return SlotSpec([self.start + number * self.record for number in numbers], numbers, sequence)
 
-    def store(self, source: Any, numbers: Sequence[int], sequence: int) -> None:
+    def store(self, source: Any, numbers: Sequence[int], sequence: int) -> int:
+        """By every rank; bytes that all of them moved."""
+        moved = 0
         for rank, worker in enumerate(self.workers):
             assert worker.submit_store(10 * sequence + rank, source, self.slots(numbers, sequence))
-            assert [result.success for result in worker.get_finished()] == [True]
+            (result,) = worker.get_finished()
+            assert (result.job_id, result.success) == (10 * sequence + rank, True)
+            moved += result.transfer_size
+        return moved
 
     def load(self, numbers: Sequence[int], target: Any) -> None:
         for worker in self.workers:

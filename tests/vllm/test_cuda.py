@@ -231,6 +231,34 @@ def test_jobs_end_in_their_own_time_and_each_is_reported_once(stand: Callable[..
     assert made.finished() == []
 
 
+@pytest.mark.parametrize("first", ["store", "load"])
+def test_a_slot_that_is_still_in_use_is_written_only_after_that(stand: Callable[..., Stand], first: str) -> None:
+    """After a reset the engine may give a slot to another chunk while a forgotten transfer is under way."""
+    made = stand()
+    rng = np.random.default_rng(5)
+    old, new = random_pages(FOUR, rng), random_pages(FOUR, rng)
+    for block in range(4):
+        made.world.compute(0, block, old)
+    made.world.compute(0, 9, new)
+    if first == "load":
+        made.worker.submit_store(1, device([range(4)], [0]), made.world.slots([5], 1))
+        made.stores.run()
+        made.worker.submit_load(2, made.world.slots([5]), device([range(12, 16)], [0]))
+    else:
+        made.worker.submit_store(1, device([range(4)], [0]), made.world.slots([5], 1))
+    made.worker.submit_store(3, device([range(4, 8)], [0]), made.world.slots([2], 2))
+    assert made.finished() == ([1] if first == "load" else [])
+    made.worker.submit_store(4, device([[9]], [3]), made.world.slots([5], 3))
+    made.loads.run()
+    made.stores.run()
+    chunk = np.frombuffer(made.world.payload(5), np.uint8).reshape(2, 4, -1)
+    assert not chunk[:, :3].any()
+    assert [page.tobytes() for page in chunk[:, 3]] == [page.tobytes() for page in new]
+    assert first == "store" or all(made.world.holds(0, block, old) for block in range(12, 16))
+    made.finished()
+    assert made.world.marks.read([5], 3) == (set(), {5})
+
+
 def test_each_transfer_is_one_batch_and_only_loads_may_be_read_ahead(stand: Callable[..., Stand]) -> None:
     """What a store reads changes until its stream's turn has come."""
     made = stand(pad=0)

@@ -15,7 +15,7 @@ from offload_world import STALE, UNUSED, SharedRegion, World, device, kv_caches,
 
 from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
-from kvstore_sdk.layout import AttentionShape, LatentShape, OpaqueShape, Section, Shape, StatePart, StateShape, Topology
+from kvstore_sdk.layout import AttentionShape, LatentShape, OpaqueShape, Section, Shape, StatePart, StateShape, Topology, payload_bytes
 from kvstore_sdk.vllm.offloading.copies import group_pages
 from kvstore_sdk.vllm.offloading.device import DeviceCopies
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
@@ -85,7 +85,8 @@ def test_what_some_ranks_wrote_is_what_one_rank_writes_and_any_ranks_read(
             blocks = rng.permutation(24)[:count].tolist()
             for block, pages in zip(blocks, content, strict=True):
                 writer.compute(0, block, pages)
-            writer.store(device([blocks], [0]), numbers, 3)
+            moved = writer.store(device([blocks], [0]), numbers, 3)
+            assert moved == chunks * payload_bytes(shape), "no byte is moved twice, though several ranks hold it"
             assert writer.marks.read(numbers, 3) == (set(), set())
             assert all((writer.around(number) == STALE).all() for number in numbers), "the header and the padding are the sealer's"
         assert [wrote.payload(number) for number in numbers] == [alone.payload(number) for number in numbers]

@@ -168,6 +168,7 @@ class DeviceCopies:
         if not 1 <= sequence <= MAX_SEQUENCE:
             raise ValueError(f"store {job_id}: sequence {sequence} is not from 1 to {MAX_SEQUENCE}")
         found = places.store(src_spec, dst_spec)
+        self._settle(dst_spec.numbers)
         # A slot is reused for chunks of any request: what a store leaves as it was would be another's bytes, and would be kept.
         for offset, size in zip(*(array.tolist() for array in found.zeros), strict=True):
             region.view[offset : offset + size] = bytes(size)
@@ -218,6 +219,15 @@ class DeviceCopies:
             if self._marks is not None:
                 self._marks.close()
             region.close()
+
+    def _settle(self, numbers: npt.NDArray[np.int32]) -> None:
+        """Let transfers end that still use these slots: only after the engine was reset are there any, since their chunks were forgotten.
+
+        One that wrote late would put another chunk's bytes over zeros, and one that read late would see two chunks.
+        """
+        for job in self._jobs:
+            if not job.motion.done() and np.isin(job.numbers, numbers).any():
+                job.motion.wait()
 
     def _open(self, job_id: int) -> RankMap:
         """The map of this rank, made from the plan at the first transfer: the scheduler wrote it before that."""
