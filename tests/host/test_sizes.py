@@ -37,6 +37,15 @@ def test_slabs_with_pinned_chunks_stay() -> None:
     assert host.get(key(6)) is None
 
 
+def test_a_slab_that_lost_some_of_its_chunks_can_still_go() -> None:
+    host = HostTier(region_of(2, pages=12), SIZES)
+    store(host, range(12))
+    for number in (0, 1, 6, 7):
+        assert host.remove(key(number))
+    assert host.admit([key(100, 2), key(101, 2)], STORE) is not None
+    assert len(host) == 2
+
+
 def test_protected_chunks_keep_their_slab() -> None:
     host = HostTier(region_of(2, pages=12), SIZES)
     store(host, range(12))
@@ -54,6 +63,15 @@ def test_chunks_of_all_groups_are_admitted_together_or_not_at_all() -> None:
     assert [slot.group for slot in taken] == [2, 1, 1, 0]
     check_no_overlap(taken)
     assert host.admit([key(5, 2), key(6, 2), key(7, 2)], STORE) is None
+
+
+def test_what_one_size_gives_to_another_is_not_counted_twice() -> None:
+    """Of three slabs two would go to the large ones, and leave too few for the small ones of the same call."""
+    host = HostTier(region_of(3, pages=12), SIZES)
+    store(host, range(18))
+    assert host.admit([key(0, 2), key(1, 2), *keys(range(100, 112))], STORE) is None
+    assert host.take_evicted() == []
+    assert len(host.admit([key(0, 2), *keys(range(100, 112))], STORE) or []) == 13
 
 
 def test_sizes_share_memory_by_use() -> None:

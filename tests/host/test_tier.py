@@ -76,6 +76,7 @@ def test_neither_keys_of_the_call_nor_protected_ones_make_room_for_it() -> None:
     assert taken is not None
     assert set(host.take_evicted()) < set(keys([0, 1, 2]))
     assert host.admit(keys([10, 11, 12, 13, 14]), STORE, protect=keys([3, 4, 5])) is None
+    assert host.take_evicted() == [], "one could go, three are needed"
 
 
 def test_the_tail_of_a_chain_goes_before_its_head() -> None:
@@ -238,9 +239,12 @@ def test_promoted_chunks_that_wait_for_their_request_cannot_take_it_either() -> 
     assert host.pin(others, background=True) is None, "a copy to a lower tier must be refused"
     assert host.stats().refused_pins == 1
     assert others[0].pins == 0
-    assert pinned(host, slots, background=True), "what is held already costs nothing more"
+    again = pinned(host, slots, background=True)  # What is held already costs nothing more.
     assert pinned(host, others), "a transfer to the engine is never refused"
     host.unpin(waiting)
+    assert host.background_room_bytes == 0
+    host.unpin(again)
+    assert host.stats().background_bytes == 0
 
 
 def test_what_a_promotion_took_is_given_back_however_it_ends() -> None:
@@ -339,6 +343,7 @@ def test_what_the_engine_forgot_goes_to_its_stores_alone_until_one_of_them_is_do
     assert places.isdisjoint(slot.number for slot in promoted)
     host.ready(promoted)
     assert host.admit(keys([12, 13, 14]), PROMOTION) is None
+    assert host.take_evicted() == []
     (stored,) = host.admit([key(20)], STORE) or []
     assert stored.number in places
     host.discard(stored)
