@@ -23,11 +23,11 @@ from kvstore_sdk.vllm.compat.answers import (
     locality,
     medium,
     metric_classes,
-    new_requests,
     new_stats,
     offloading_event,
     prepared_store,
     request_context,
+    scheduled_requests,
 )
 from kvstore_sdk.vllm.compat.hashing import (
     expected_none_hash,
@@ -101,7 +101,6 @@ __all__ = [
     "manager_of",
     "medium",
     "metric_classes",
-    "new_requests",
     "new_stats",
     "offloading_event",
     "open_region",
@@ -116,6 +115,7 @@ __all__ = [
     "row_facts",
     "row_numbers",
     "runtime_lora_updating",
+    "scheduled_requests",
     "spec_facts",
     "transfer_ends",
     "transfer_result_class",

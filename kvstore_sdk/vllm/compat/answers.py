@@ -30,11 +30,11 @@ __all__ = [
     "locality",
     "medium",
     "metric_classes",
-    "new_requests",
     "new_stats",
     "offloading_event",
     "prepared_store",
     "request_context",
+    "scheduled_requests",
 ]
 
 _LOOKUP = getattr(offload, "LookupResult", None)
@@ -145,9 +145,9 @@ def prepared_store(keys: Sequence[bytes], spec: Any) -> Any:
     return offload.PrepareStoreOutput(keys_to_store=list(keys), store_spec=spec, evicted_keys=[])
 
 
-def new_requests(schedule_end: Sequence[Any]) -> Collection[str] | None:
-    """The requests whose first step this was, from the arguments of `on_schedule_end`; None where the engine does not say (0.24)."""
-    return schedule_end[0].new_req_ids if schedule_end else None
+def scheduled_requests(schedule_end: Sequence[Any]) -> tuple[Collection[str], Collection[str]]:
+    """Which requests had their first step and which were preempted, from the arguments of `on_schedule_end`. 0.24 does not say it."""
+    return (schedule_end[0].new_req_ids, schedule_end[0].preempted_req_ids) if schedule_end else ((), ())
 
 
 def allowed_tiers(request: Any, localities: Mapping[str, Any]) -> Collection[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from vllm.v1.kv_offload.base import OffloadingManager
@@ -46,9 +47,10 @@ class OpenStore(NamedTuple):
 
 
 class _Writing(NamedTuple):
-    """A chunk on its way from the device into a slot: the number of the store that marks it, and of the slot."""
+    """A chunk on its way from the device: the number of the store that marks it, its place in that store, the number of its slot."""
 
     sequence: int
+    place: int
     number: int
 
 
@@ -72,6 +74,7 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         self._hash_unconfirmed = none_hash
         self._events = known.events
         self._writing: dict[bytes, _Writing] = {}
+        self._allowed: dict[str, Collection[str]] = {}
         self._sequence = 0
         self._polled = self._told_of_epoch = False
 
@@ -83,7 +86,7 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         if self._store is not None and self._open is not None:
             if self._hash_unconfirmed is not None:
                 self._confirm_hash(self._hash_unconfirmed)
-            self._store.begin_request(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities))
+            self._begin(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities))
         return compat.request_context()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
@@ -111,6 +114,7 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what the request was told. Its transfers may still end, and in some versions begin, after this."""
         if self._store is not None:
+            self._allowed.pop(req_context.req_id, None)
             self._store.end_request(req_context.req_id)
 
     @never_raises(lambda: None)
@@ -119,8 +123,12 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         self._polled = False
         if self._store is None:
             return
-        if begun := compat.new_requests(context):
-            self._store.let_go(begun)
+        begun, preempted = compat.scheduled_requests(context)
+        self._store.let_go(begun)
+        for request_id in preempted:
+            # It starts over. What it stored itself in the meantime it may find, though it was a miss when it began.
+            self._store.end_request(request_id)
+            self._begin(request_id, self._allowed.get(request_id))
         self._store.flush()
         self._store.poll()
 
@@ -175,7 +183,7 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         if not wanted:
             return compat.prepared_store((), SlotSpec((), ()))
         self._sequence = self._sequence % MAX_SEQUENCE + 1
-        self._writing.update((key, _Writing(self._sequence, slot.number)) for key, slot in wanted)
+        self._writing.update((key, _Writing(self._sequence, place, slot.number)) for place, (key, slot) in enumerate(wanted))
         return compat.prepared_store([key for key, _ in wanted], _spec([slot for _, slot in wanted], self._sequence))
 
     @never_raises(lambda: None)
@@ -183,20 +191,21 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         """Every rank reported the store: chunks that all of them wrote whole, as their marks say, may be read."""
         if self._store is None or self._open is None:
             return
-        stores: dict[int, dict[int, bytes]] = {}
-        for key in keys:
-            if (writing := self._writing.pop(key, None)) is not None:
-                stores.setdefault(writing.sequence, {})[writing.number] = key
-        for sequence, written in stores.items():
-            self._store.end_store(list(written.values()), self._not_whole(sequence, written) if success else set(written.values()))
+        # The engine gives a set, the store wants the order of the chain.
+        found = sorted((writing, key) for key in keys if (writing := self._writing.pop(key, None)) is not None)
+        for sequence, part in groupby(found, key=lambda pair: pair[0].sequence):
+            written = {writing.number: key for writing, key in part}
+            whole = list(written.values())
+            self._store.end_store(whole, self._not_whole(sequence, written) if success else frozenset(whole))
 
-    def _not_whole(self, sequence: int, written: Mapping[int, bytes]) -> set[bytes]:
+    def _not_whole(self, sequence: int, written: Mapping[int, bytes]) -> Collection[bytes]:
+        """The chunks of a store that some rank did not write, or not all of; all of them when that cannot be told."""
         try:
             assert self._open is not None
             missing, lacking = self._open.marks.read(list(written), sequence)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("complete_store")
-            return set(written.values())
+            return frozenset(written.values())
         if missing:
             logger.error(
                 "%s: %d chunks were reported as stored, but not all ranks wrote them; they are dropped", self.shown_as, len(missing)
@@ -261,6 +270,12 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
             self._complain("shutdown")
 
     # Inside.
+
+    def _begin(self, request_id: str, tiers: Collection[str] | None) -> None:
+        assert self._store is not None
+        if tiers is not None:
+            self._allowed[request_id] = tiers
+        self._store.begin_request(request_id, tiers)
 
     def _tell_of_epoch(self) -> None:
         """Say once that what is stored after a reset is this engine's alone."""
