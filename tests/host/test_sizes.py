@@ -65,6 +65,13 @@ def test_chunks_of_all_groups_are_admitted_together_or_not_at_all() -> None:
     assert host.admit([key(5, 2), key(6, 2), key(7, 2)], STORE) is None
 
 
+def test_a_spare_slab_goes_to_the_size_of_the_call_that_has_nothing_else() -> None:
+    host = HostTier(region_of(3, pages=12), SIZES)
+    store(host, range(12))
+    assert len(host.admit([key(100), key(0, 2)], STORE) or []) == 2
+    assert len(host.take_evicted()) == 1
+
+
 def test_what_one_size_gives_to_another_is_not_counted_twice() -> None:
     """Of three slabs two would go to the large ones, and leave too few for the small ones of the same call."""
     host = HostTier(region_of(3, pages=12), SIZES)

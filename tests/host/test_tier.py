@@ -417,7 +417,7 @@ def test_a_policy_that_hides_or_invents_victims_costs_room_and_nothing_else(monk
     monkeypatch.setitem(sys.modules, "stubborn_policy", module)
     for answer in (None, key(99), key(0), key(7)):
         monkeypatch.setattr(Stubborn, "answer", answer)
-        host = host_of(4, policy="stubborn_policy:Stubborn")
+        host = host_of(5, policy="stubborn_policy:Stubborn")
         slots = store(host, range(3))
         pin = pinned(host, slots[:1])
         filling = host.admit([key(7)], PROMOTION) or []
