@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import seal
 from kvstore_sdk.host import HostTier, Pin, Slot
 from kvstore_sdk.keys import ChunkKey
@@ -105,8 +106,18 @@ class Cascades:
         return bool(self._jobs[place])
 
     def start(self) -> None:
-        if self._tiers:
+        """Start the thread, if there is a tier.
+
+        Raises:
+            ConfigError: the system starts no more threads.
+        """
+        if not self._tiers:
+            return
+        try:
             self._thread.start()
+        except RuntimeError:
+            problem = "the system starts no thread for this process; raise its limit of processes"
+            raise ConfigError(self._thread.name, "thread", problem) from None
 
     def add(self, slots: Sequence[Slot]) -> None:
         """These slots are complete, and about to be READY: store them in every tier."""

@@ -303,4 +303,6 @@ class Promotions:
             request.promoting -= 1
             if (want := request.wants.get(promotion.key)) is not None:
                 want.answers[promotion.place] = Lookup.MISS
+                # The others have their time, too.
+                want.asked_s = self._holds.now_s
         promotion.waiting.clear()

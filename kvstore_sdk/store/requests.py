@@ -20,7 +20,7 @@ class Want:
     """A chunk that a request was told PENDING for.
 
     Attributes:
-        asked_s: When it was first looked up.
+        asked_s: When it was first looked up, or when the tier that had it failed to bring it.
         no_room_s: When host memory had no room for it for the first time; 0.0 before.
         answers: What each tier said, by its place in the list.
         place: The tier that it is to come from; -1 before one was found.

@@ -73,7 +73,8 @@ class TieredStore:
             events: Keep events for `take_events`.
 
         Raises:
-            ConfigError: two tiers have one name, or a tier is of another identity. Nothing was written, and the tiers stay the caller's.
+            ConfigError: two tiers have one name, a tier is of another identity, or the system starts no thread. Nothing was written, and
+                the tiers stay the caller's.
         """
         self.name = name
         self.identity = identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,25 @@ def test_a_promotion_that_fails_is_tried_at_the_next_tier(fault: Raise | WrongBy
     assert stand.total("hits", "good") == 4
     assert stand.total("promotions", "bad", "failed") == 4
     assert stand.is_at_rest()
+
+
+def test_all_that_waited_for_a_promotion_ask_the_next_tier_when_it_fails(new_stand: NewStand) -> None:
+    """Also those whose time for an answer was spent while they waited."""
+    bad = FaultyBackend(open_memory(""))
+    stand = new_stand({"bad": bad, "good": open_memory("")}, lookup_timeout_s=1.0)
+    stand.put(keys(2))
+    stand.settle()
+    stand.evict_all()
+    bad.arm(Fault("get", Hang()), Fault("get", WrongBytes()))
+    first, second = stand.request(), stand.request()
+    stand.wait(lambda: [stand.store.lookup(name, one) for name in (first, second) for one in keys(2)] and bad.hanging)
+    stand.tiers[1].tier._table.clear()
+    end_s = time.monotonic() + 1.2
+    stand.wait(lambda: time.monotonic() > end_s)
+    bad.release()
+    assert stand.hits(keys(2), first) == 2
+    assert stand.hits(keys(2), second) == 2
+    assert stand.total("hits", "good") >= 2
 
 
 def test_a_first_tier_that_does_not_answer_costs_its_time_and_not_the_hit(new_stand: NewStand) -> None:
