@@ -3,6 +3,7 @@ untouched; nothing is lost."""
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from pathlib import Path
@@ -56,6 +57,13 @@ FAULTS: list[tuple[str, object]] = [
     ("put", InDoubt(0.01)),
     ("put", InDoubt()),
 ]
+
+
+def may_break(memory: type[Any]) -> list[str]:
+    """Operations whose answers may be no answers. Not `get` where it writes into rows: with an answer, tickets of writes would be lost."""
+    return ["exists", "put", "get", "settle"] if memory is Memory else ["exists", "put", "settle"]
+
+
 SOME_KEYS = st.lists(st.integers(0, 11), min_size=1, max_size=6)
 
 
@@ -231,7 +239,8 @@ class TierInAnyOrder(RuleBasedStateMachine):
     @rule(fault=st.sampled_from(FAULTS), times=st.integers(1, 4), skip=st.integers(0, 2))
     def something_goes_wrong(self, fault: tuple[str, object], times: int, skip: int) -> None:
         operation, action = fault
-        self.backend.arm(Fault(operation, action, times=times, skip=skip))  # type: ignore[arg-type]
+        for one in may_break(self.memory) if isinstance(action, Return) else [operation]:
+            self.backend.arm(Fault(one, action, times=times, skip=skip))  # type: ignore[arg-type]
 
     @rule()
     def heal(self) -> None:
@@ -306,7 +315,7 @@ def test_an_engine_that_never_rests_over_a_folder_that_is_never_well(memory: typ
             Fault("get", InDoubt(0.01), probability=0.03),
             Fault("put", InDoubt(0.01), probability=0.02),
             Fault("get", ReturnLate(0.15), probability=0.002),
-            Fault("*", Return(lambda results: results[1:]), probability=0.01),
+            *(Fault(operation, Return(lambda results: results[1:]), probability=0.01) for operation in may_break(memory)),
         ],
         seed=7,
     )
@@ -326,6 +335,17 @@ def test_an_engine_that_never_rests_over_a_folder_that_is_never_well(memory: typ
         hit_ttl_s=0.1,
     )
     ledger = Ledger(engine)
+
+    def all_right(some: list[bytes]) -> bool:
+        rows = engine.rows_for(some)
+        result = engine.load(some, rows)
+        if result.failed:
+            # Bad, or too late on a machine that is busy.
+            engine.store(list(result.failed))
+            return False
+        assert all(engine.memory.holds(row, one) for row, one in zip(rows, some, strict=True))
+        return True
+
     hits = misses = 0
     try:
         end_s = time.monotonic() + 4.0
@@ -356,13 +376,9 @@ def test_an_engine_that_never_rests_over_a_folder_that_is_never_well(memory: typ
         assert engine.total("loads", "loaded") > 100
         assert engine.total("stores", "stored") > 20
         # What was bad is known as bad or was never read; after a store and a load of everything, everything is right.
-        engine.wait(lambda: engine.store([key(0)]).success, "a store")
         for start in range(0, 200, 50):
             some = [key(number) for number in range(start, start + 50)]
             engine.store(some)
-            failed = engine.load(some).failed
-            assert engine.store(list(failed), range(len(failed))).success
-            assert engine.load(some).success
-            assert all(engine.memory.holds(row, one) for row, one in enumerate(some))
+            engine.wait(functools.partial(all_right, some), "chunks that are right")
     finally:
         engine.close()
