@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,15 +266,38 @@ def test_engines_that_are_killed_again_and_again_fill_nothing(folder: Path) -> N
     assert len(list(folder.iterdir())) == 1
 
 
-def test_waiting_ends_in_time(folder: Path) -> None:
-    """LIV-21's kin: somebody who holds the file's lock for good, or a file that is never given its size, blocks nobody for long."""
-    import fcntl
-
+def test_what_another_process_is_about_to_remove_is_neither_joined_nor_removed(folder: Path) -> None:
+    """It would remove the file that this one had made in its place. And who stays like that for good blocks nobody for long."""
     path = folder / "region"
-    with open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        begun = time.monotonic()
+    path.write_bytes(bytes(SIZE))
+    with open(path, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         for opening in (join_region, open_region):
-            with pytest.raises(ConfigError, match=r"region"):
+            with pytest.raises(ConfigError, match="region"):
                 opening(str(path), SIZE, 0.1)
-        assert time.monotonic() - begun < 30
+        assert sweep_regions(str(folder), "region") == []
+        assert os.fstat(other.fileno()).st_ino == path.stat().st_ino
+    assert sweep_regions(str(folder), "region") == [str(path)]
+
+
+def test_a_lock_on_a_file_that_is_no_longer_there_allows_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening a file and locking it another process replaces it, and a third one is at the new one."""
+    path = folder / "region"
+    path.write_bytes(bytes(SIZE))
+    real = fcntl.flock
+    third: list[int] = []
+
+    def late(fd: int, how: int) -> None:
+        if not third:
+            path.unlink()
+            path.write_bytes(bytes(SIZE))
+            third.append(os.open(path, os.O_RDONLY))
+            real(third[0], fcntl.LOCK_EX)
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(ConfigError, match="comes and goes"):
+        open_region(str(path), SIZE, 0.1)
+    assert os.fstat(third[0]).st_ino == path.stat().st_ino
+    os.close(third[0])
+    open_region(str(path), SIZE, 5).close()

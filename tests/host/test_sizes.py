@@ -93,6 +93,25 @@ def test_sizes_share_memory_by_use() -> None:
         assert stats.groups[idle].used_bytes < 0.1 * stats.capacity_bytes
 
 
+def test_what_is_in_use_keeps_its_memory_beside_a_stream_of_another_size() -> None:
+    """Chunks that come once must push each other out, not those of another group that every request uses."""
+    host = HostTier(region_of(8, pages=12), SIZES)
+    system_prompt = [slot.key for slot in store(host, [0, 1], group=2)]
+    for round_ in range(500):
+        store(host, [round_])
+        host.used(system_prompt)
+    assert all(host.get(chunk) for chunk in system_prompt)
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_protected_chunks_are_not_taken_for_being_old_either(protected: bool) -> None:
+    host = HostTier(region_of(8, pages=12), SIZES)
+    old = [slot.key for slot in store(host, [0, 1], group=2)]
+    for round_ in range(500):
+        host.ready(host.admit([key(round_)], STORE, protect=old if protected else ()) or [])
+    assert [host.get(chunk) is not None for chunk in old] == [protected] * 2
+
+
 def test_how_many_an_empty_host_tier_has_room_for() -> None:
     host = HostTier(region_of(3, pages=12), SIZES)
     chunks = [key(0, 2), key(0, 0), key(1, 2), key(1, 0), key(2, 2), key(2, 0)]
