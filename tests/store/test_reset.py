@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from store_bench import Stand, Wide, key, keys
+from store_bench import LIMIT_S, Stand, Wide, key, keys
 
+from kvstore_sdk.store import cascades as cascades_module
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang, Raise, ReadLate
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.fs import open_fs
@@ -162,3 +165,28 @@ def test_a_backend_that_fails_while_it_is_reset_serves_nothing_old(new_stand: Ne
     assert stand.hits(keys(3)) == 0
     backend.heal()
     assert stand.hits(keys(3)) == 0
+
+
+def test_what_is_being_sealed_meanwhile_is_given_to_no_tier(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = new_stand()
+    began, go_on = threading.Event(), threading.Event()
+    real = cascades_module.seal
+
+    def slowly(*args: Any) -> None:
+        began.set()
+        assert go_on.wait(LIMIT_S)
+        real(*args)
+
+    monkeypatch.setattr(cascades_module, "seal", slowly)
+    stand.put([key(0)])
+    # Waits behind the first, and is dropped there.
+    stand.put([key(1)])
+    assert began.wait(LIMIT_S)
+    stand.store.reset()
+    go_on.set()
+    stand.settle()
+    assert stand.tiers[0].tier.metrics.total("stores") == 0
+    assert stand.is_at_rest()
+    stand.put([key(2)])
+    stand.settle()
+    assert stand.has("below", key(2))
