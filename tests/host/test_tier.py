@@ -264,7 +264,7 @@ def test_what_a_promotion_took_is_given_back_however_it_ends() -> None:
 
 
 def test_room_that_is_taken_for_good_is_told_apart_from_no_chunk() -> None:
-    """CAP-10, LIV-21: None at once, counted by what asked, so that its owner says "not now" and not "never stored"; room once a pin goes."""
+    """CAP-10, LIV-21: None at once, counted by what asked, so that its owner says "not now" and not "never stored"; room once it goes."""
     host = host_of(8)
     pin = pinned(host, store(host, range(8)))
     assert host.admit([key(100)], PROMOTION) is None
