@@ -1,0 +1,27 @@
+"""Our own manager and spec under every vLLM version that has its own shape of the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vllm_versions import VERSIONS, drive_all
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What the driver reported of a version."""
+    return drive_all("offloading_driver.py", tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_manager_stores_evicts_promotes_resets_and_shuts_down(version: str, report: Callable[[str], dict[str, Any]]) -> None:
+    """API-02, API-03, KEY-12; see the driver for what it asserts itself."""
+    found = report(version)
+    assert found["left in /dev/shm"] == []
+    assert found["promoted"] == found["loads"] > 0
+    assert found["misses"] > 0
+    prefix = "Medium." if int(version.split(".")[1]) >= 27 else ""
+    for event in ("CPU removed=False", "CPU removed=True", "STORAGE removed=False"):
+        assert found["events"][prefix + event] > 0
