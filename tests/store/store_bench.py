@@ -244,9 +244,15 @@ class Stand:
     def evict_all(self) -> None:
         """Empty host memory of all that was put, as other requests' stores would."""
         self.settle()
-        for one in self._written:
-            if self.host.get(one) is not None:
-                assert self.host.remove(one)
+        self.squeeze()
+        assert not any(map(self.host.get, self._written))
+
+    def squeeze(self) -> None:
+        """Take everything out of host memory that may leave it, as many stores would."""
+        with self.store._lock:
+            self.store._holds.settle()
+            for one in self._written:
+                self.host.remove(one)
 
     def pinned(self) -> int:
         return sum(group.pinned for group in self.host.stats().groups.values())

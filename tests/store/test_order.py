@@ -58,6 +58,20 @@ def test_tiers_are_asked_and_loaded_from_in_the_order_of_the_list(new_stand: New
         assert {name: stand.total("hits", name) for name in order} == {order[0]: 3, order[1]: 0}
 
 
+def test_the_first_tier_of_the_list_is_waited_for_though_the_second_answers_sooner(new_stand: NewStand) -> None:
+    """CFG-07: the list says what is cheaper, not who is quicker with a word."""
+    slow = FaultyBackend(open_memory(""))
+    stand = new_stand({"slow": slow, "quick": open_memory("")})
+    stand.put(keys(3))
+    stand.settle()
+    stand.evict_all()
+    for below in stand.tiers:
+        below.tier._table.clear()
+    slow.arm(Fault("exists", Hang(0.1)))
+    assert stand.hits(keys(3)) == 3
+    assert stand.total("hits", "slow") == 3
+
+
 def test_hits_are_counted_by_the_tier_that_had_them(new_stand: NewStand) -> None:
     """OBS-02: thirty gets over three tiers, with misses between them."""
     shops = {"near": open_memory(""), "middle": open_memory(""), "far": open_memory("")}

@@ -112,6 +112,9 @@ def test_everything_in_flight_at_once_ends_and_serves_nothing(new_stand: NewStan
     stand.store.begin_load(loader, keys(2, 10))
     filled = stand.store.begin_store(writer, keys(2, 20))
     assert filled is not None
+    # And a load and a store whose ends nobody will ever tell.
+    stand.store.begin_load(writer, keys(3, 10))
+    assert stand.store.begin_store(loader, keys(2, 60)) is not None
     stand.put(keys(2, 30))
     stand.wait(lambda: [stand.store.lookup(waiter, one) for one in keys(6)] and stand.store.metrics.gauge_value("open_promotions") == 6)
     assert stand.store.lookup(asker, key(77)) is Lookup.PENDING
@@ -129,7 +132,7 @@ def test_everything_in_flight_at_once_ends_and_serves_nothing(new_stand: NewStan
     backend.heal()
     stand.wait(stand.is_at_rest, "every slot")
     assert stand.hits(everything) == 0
-    assert stand.put(keys(20, 200)) is not None
+    assert stand.put(keys(24, 200)) is not None
     assert stand.hits(keys(18, 200)) == 18
     for name in names:
         stand.store.end_request(name)
