@@ -20,7 +20,7 @@ from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager, OpenStore
 from kvstore_sdk.vllm.offloading.marks import Marks
-from kvstore_sdk.vllm.offloading.options import OffloadingOptions
+from kvstore_sdk.vllm.offloading.options import OffloadingOptions, named_for_operators
 from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, write_plan
 from kvstore_sdk.vllm.opening import NOBODY_READS, OpenTier, fit_unopened, open_tier
 from kvstore_sdk.vllm.tails import refuse_unmarked_tails
@@ -86,7 +86,8 @@ def _open_store(
         region = open_region()
         undo.callback(region.close)
         plan = _plan(known, layout, sizes, region.size_bytes)
-        host = HostTier(region, sizes, start=plan.slots_start, policy=options.policy, reserve_bytes=options.host.reserve_bytes)
+        with named_for_operators(WHERE):
+            host = HostTier(region, sizes, start=plan.slots_start, policy=options.policy, reserve_bytes=options.host.reserve_bytes)
         opened: list[OpenTier] = []
         for entry in options.tiers:
             where = f"{WHERE} tier {entry.name}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from kvstore_sdk.vllm.options import (
     refuse_unknown,
 )
 
-__all__ = ["HostOptions", "NamedTier", "OffloadingOptions", "parse_offloading_options"]
+__all__ = ["HostOptions", "NamedTier", "OffloadingOptions", "named_for_operators", "parse_offloading_options"]
 
 _TYPE = "kvstore"
 _PER_TIER = ("may_store", "locality")
@@ -95,6 +96,17 @@ def parse_offloading_options(where: str, extra: Mapping[str, Any]) -> Offloading
         adapter=adapter,
         tiers=tiers,
     )
+
+
+@contextlib.contextmanager
+def named_for_operators(where: str) -> Iterator[None]:
+    """Give the host memory's own errors the name by which an operator knows its size."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field != "size_bytes":
+            raise
+        raise ConfigError(where, "cpu_bytes_to_use", error.problem) from error
 
 
 def _tiers(where: str, extra: Mapping[str, Any], shared: Mapping[str, Any], ours: set[str]) -> list[NamedTier]:

@@ -20,7 +20,7 @@ from kvstore_sdk.vllm.facts import collect, spare_pages
 from kvstore_sdk.vllm.offloading.assembly import WHERE, build_manager
 from kvstore_sdk.vllm.offloading.copies import group_pages
 from kvstore_sdk.vllm.offloading.device import DeviceCopies
-from kvstore_sdk.vllm.offloading.options import parse_offloading_options
+from kvstore_sdk.vllm.offloading.options import named_for_operators, parse_offloading_options
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
 from kvstore_sdk.vllm.worker import SlotLayout, WorkerHandler
 
@@ -123,4 +123,5 @@ class KVStoreOffloadingSpec(OffloadingSpec):
         return os.path.join(geometry.SHM, f"kvstore_offload_{compat.engine_id(self)}.mmap")
 
     def _open_region(self) -> Region:
-        return open_region(self._region_path(), self._kvstore_options.host_bytes // _PAGE * _PAGE, REGION_TIMEOUT_S)
+        with named_for_operators(WHERE):
+            return open_region(self._region_path(), self._kvstore_options.host_bytes // _PAGE * _PAGE, REGION_TIMEOUT_S)
