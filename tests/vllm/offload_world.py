@@ -22,6 +22,11 @@ Bytes = npt.NDArray[np.uint8]
 STALE, UNUSED = 0x55, 0x77
 
 
+def is_unmapped(region: Region) -> bool:
+    """Whether the memory is gone: a view that somebody still holds would keep it, and with it every byte of an engine's host tier."""
+    return region._map.closed
+
+
 def device(blocks: Sequence[Sequence[int]], first: Sequence[int]) -> Any:
     """What vLLM's `GPULoadStoreSpec` holds: blocks of each group, and the index in the request of each group's first."""
     return SimpleNamespace(
