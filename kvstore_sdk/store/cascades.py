@@ -144,8 +144,9 @@ class Cascades:
                 held = frozenset(result.held)
                 for slot in work.slots:
                     if slot.number in held:
-                        pin = self._host.pin((slot,), False)
-                        assert pin is not None  # only background pins are refused
+                        # As the work's own pin, which is still there: so it costs nothing more, and goes on to leave the reserve alone.
+                        pin = self._host.pin((slot,), True)
+                        assert pin is not None
                         self._held.setdefault((place, slot.number), []).append(pin)
         finally:
             self._end_part(work)

@@ -15,8 +15,8 @@ from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.memory import open_memory
 
 SLOTS, RESERVE = 8, 2
-CHUNKS = strategies.integers(0, 11)
-REQUESTS = strategies.integers(0, 3)
+CHUNKS = strategies.integers(0, 5)
+REQUESTS = strategies.integers(0, 2)
 LENGTHS = strategies.integers(1, 4)
 FAULTS: list[Any] = [
     lambda: Fault("get", WrongBytes(), probability=0.5),
@@ -67,34 +67,49 @@ class StoreLife(RuleBasedStateMachine):
     @rule(number=REQUESTS, start=CHUNKS, length=LENGTHS)
     def look_up(self, number: int, start: int, length: int) -> None:
         name = self.name(number)
-        for one in (key(place) for place in range(start, start + length)):
-            answer = self.stand.store.lookup(name, one)
-            before = self.told[name].get(one)
-            if answer is Lookup.HIT:
-                assert one in self.stored, "a hit for what was never stored"
-                self.held[name].add(one)
-            assert before is not Lookup.MISS or answer is Lookup.MISS, "a miss did not hold"
-            assert one not in self.held[name] or answer is Lookup.HIT, "a hit did not hold"
-            self.told[name][one] = answer
+        for place in range(start, start + length):
+            self.look_up_one(name, key(place))
+        self.stand.step()
 
-    @rule(number=REQUESTS)
-    def wait(self, number: int) -> None:
-        """Until nothing the request asked is pending."""
+    def look_up_one(self, name: str, one: bytes) -> None:
+        answer = self.stand.store.lookup(name, one)
+        before = self.told[name].get(one)
+        assert before is not Lookup.MISS or answer is Lookup.MISS, "a miss did not hold"
+        assert one not in self.held[name] or answer is Lookup.HIT, "a hit did not hold"
+        if answer is Lookup.HIT:
+            assert one in self.stored, "a hit for what was never stored"
+            self.held[name].add(one)
+        self.told[name][one] = answer
+
+    @rule(number=REQUESTS, start=CHUNKS, length=LENGTHS)
+    def live(self, number: int, start: int, length: int) -> None:
+        """Look up until nothing is pending, and begin to load what is there."""
+        self.look_up(number, start, length)
         name = self.name(number)
-        pending = [one for one, answer in self.told[name].items() if answer is Lookup.PENDING and one not in self.filling]
+        pending = [one for one, answer in self.told[name].items() if answer is Lookup.PENDING]
 
         def answered() -> bool:
-            for one in list(pending):
-                if self.filling.get(one) is None and (answer := self.stand.store.lookup(name, one)) is not Lookup.PENDING:
-                    pending.remove(one)
-                    self.told[name][one] = answer
-                    if answer is Lookup.HIT:
-                        assert one in self.stored
-                        self.held[name].add(one)
-            # Others may hold all there is room for; that ends with them, or with a time that the test does not wait for.
-            return not pending or len(self.stand.store._promotions._queue) > 0 or not self.stand.store.busy
+            for one in pending:
+                if self.told[name][one] is Lookup.PENDING:
+                    self.look_up_one(name, one)
+            # What the engine itself is storing, and room that others hold, come with other rules, or with time.
+            return not self.stand.store.busy or all(self.told[name][one] is not Lookup.PENDING for one in pending)
 
         self.stand.wait(answered, "an answer")
+        self.begin_load(number)
+
+    @rule(number=REQUESTS, start=CHUNKS, length=LENGTHS, rest=strategies.booleans())
+    def put(self, number: int, start: int, length: int, rest: bool) -> None:
+        """A store from its beginning to its end, in every tier if `rest`."""
+        self.begin_store(number, start, length)
+        self.end_store(3)
+        if rest:
+            self.stand.settle()
+
+    @rule()
+    def squeeze(self) -> None:
+        """Everything goes from host memory that may, as if much was stored."""
+        self.stand.squeeze()
 
     @rule(number=REQUESTS, end=strategies.booleans())
     def let_go(self, number: int, end: bool) -> None:
@@ -228,8 +243,8 @@ class StoreLife(RuleBasedStateMachine):
 
 TestStoreLife = StoreLife.TestCase
 TestStoreLife.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
+    max_examples=200,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -127,7 +127,7 @@ def test_all_that_waited_for_a_promotion_ask_the_next_tier_when_it_fails(new_sta
     stand.put(keys(2))
     stand.settle()
     stand.evict_all()
-    bad.arm(Fault("get", Hang()), Fault("get", WrongBytes()))
+    bad.arm(Fault("get", Hang(), times=1), Fault("get", WrongBytes()))
     first, second = stand.request(), stand.request()
     stand.wait(lambda: [stand.store.lookup(name, one) for name in (first, second) for one in keys(2)] and bad.hanging)
     stand.tiers[1].tier._table.clear()
