@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from kvstore_sdk import store
 from kvstore_sdk.backend import Capabilities
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS
+from kvstore_sdk.vllm.offloading.options import parse_offloading_options
 from kvstore_sdk.vllm.options import parse_tier_options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,7 +118,11 @@ def test_the_engine_configurations_are_accepted(page: str) -> None:
         config = json.loads(block)
         assert (config["kv_connector"], config["kv_role"]) == ("OffloadingConnector", "kv_both")
         extra = config["kv_connector_extra_config"]
-        assert (extra["spec_name"], extra["spec_module_path"]) == ("KVStoreTieringSpec", "kvstore_sdk.vllm")
+        assert extra["spec_module_path"] == "kvstore_sdk.vllm"
+        if extra["spec_name"] == "KVStoreOffloadingSpec":
+            parse_offloading_options("the spec", extra)
+        else:
+            assert extra["spec_name"] == "KVStoreTieringSpec"
         for entry in extra["secondary_tiers"]:
             assert (entry["type"], entry["module_path"]) == ("kvstore", "kvstore_sdk.vllm")
             parse_tier_options("the entry", entry)
@@ -129,8 +135,9 @@ def test_the_tables_of_options_and_metrics_are_those_of_the_code() -> None:
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     page = tables.PAGE.read_text()
-    assert page.count("<!-- options: ") == 4
-    assert page.count("| `vllm:kvstore_") == len(COUNTERS) + len(GAUGES) + len(HISTOGRAMS)
+    assert page.count("<!-- options: ") == 6
+    shown = (COUNTERS, GAUGES, HISTOGRAMS, store.COUNTERS, store.GAUGES, store.HISTOGRAMS)
+    assert page.count("| `vllm:kvstore_") == sum(map(len, shown))
     assert page == tables.rewritten(page), "run: make docs"
 
 

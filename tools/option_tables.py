@@ -10,20 +10,24 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvstore_sdk import store
 from kvstore_sdk.backend import OptionInfo, backend_options
 from kvstore_sdk.backend.options import options_of
 from kvstore_sdk.cli.backends import describe
+from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, TierSettings
-from kvstore_sdk.vllm.metrics import PREFIX
+from kvstore_sdk.vllm.metrics import PREFIX, STORE_PREFIX
+from kvstore_sdk.vllm.offloading.options import HostOptions
 from kvstore_sdk.vllm.options import AdapterOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DECLARED = {"adapter": AdapterOptions, "host": HostOptions, "store": StoreSettings, "tier": TierSettings}
 TABLE = re.compile(r"(<!-- (options|metrics): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def options(name: str) -> Mapping[str, OptionInfo]:
-    """`adapter`, `tier`, or the name of a backend."""
-    return options_of({"adapter": AdapterOptions, "tier": TierSettings}[name]) if name in ("adapter", "tier") else backend_options(name)
+    """One of `DECLARED`, or the name of a backend."""
+    return options_of(DECLARED[name]) if name in DECLARED else backend_options(name)
 
 
 def table(name: str) -> str:
@@ -35,11 +39,14 @@ def table(name: str) -> str:
 
 
 def metrics(kind: str) -> str:
-    """`counters`, `gauges` or `histograms`, by the names that vLLM gives them."""
-    specs = {"counters": COUNTERS, "gauges": GAUGES, "histograms": HISTOGRAMS}[kind]
+    """`counters`, `gauges` or `histograms` of a tier, or with `store-` before it those of the store, by the names that vLLM gives them."""
+    ours, prefix = {"counters": COUNTERS, "gauges": GAUGES, "histograms": HISTOGRAMS}, PREFIX
+    if kind.startswith("store-"):
+        kind, prefix = kind.removeprefix("store-"), STORE_PREFIX
+        ours = {"counters": store.COUNTERS, "gauges": store.GAUGES, "histograms": store.HISTOGRAMS}
     rows = [f"| {kind.removesuffix('s')} | labels | meaning |", "|---|---|---|"]
-    for name, spec in specs.items():
-        rows.append(f"| `{PREFIX}{name}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.doc} |")
+    for name, spec in ours[kind].items():
+        rows.append(f"| `{prefix}{name}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.doc} |")
     return "\n".join(rows) + "\n"
 
 

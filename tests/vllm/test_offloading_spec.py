@@ -47,6 +47,8 @@ def in_shared_memory() -> set[str]:
         ({"cpu_bytes_to_use": True}, ["cpu_bytes_to_use", "True"]),
         ({"cpu_bytes_to_use": 1, "eviction_policy": 7}, ["eviction_policy", "not a string"]),
         ({"cpu_bytes_to_use": 1, "cache_policy_module_path": "x"}, ["cache_policy_module_path", "module:factory"]),
+        ({"cpu_bytes_to_use": 1, "canonical_layout": True}, ["canonical_layout", "leave it out"]),
+        ({"cpu_bytes_to_use": 1, "store_threshold": 2}, ["store_threshold", "arc"]),
         ({"cpu_bytes_to_use": 1, "secondary_tiers": {}}, []),
         ({"cpu_bytes_to_use": 1, "secondary_tiers": "fs"}, ["secondary_tiers", "list of tables"]),
         ({"cpu_bytes_to_use": 1, "secondary_tiers": [{"type": "fs", "root_dir": "/kv"}]}, ["secondary_tiers", "'fs'", "'kvstore'"]),

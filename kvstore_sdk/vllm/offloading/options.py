@@ -26,6 +26,15 @@ _PER_TIER = ("may_store", "locality")
 """Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
 
 
+_VLLMS_OWN = {
+    "cache_policy_module_path": "eviction_policy names a policy as module:factory",
+    "canonical_layout": "leave it out, the layout is portable wherever that is certified",
+    "store_threshold": "leave it out, or choose eviction_policy arc for prompts that come once",
+    "backpressure": "leave it out, stores that a tier cannot take are shed",
+}
+"""Keys that would be believed to do something -> what to do instead."""
+
+
 class HostOptions:
     """Options of the host tier that `kvstore` may hold."""
 
@@ -136,7 +145,7 @@ def _policy(where: str, extra: Mapping[str, Any]) -> str:
     policy = extra.get("eviction_policy", "lru")
     if not isinstance(policy, str):
         raise ConfigError(where, "eviction_policy", f"is not a string but of type {type(policy).__name__}")
-    if extra.get("cache_policy_module_path"):
-        problem = "is of vLLM's own host tier; here eviction_policy names a policy as module:factory"
-        raise ConfigError(where, "cache_policy_module_path", problem)
+    for name, instead in _VLLMS_OWN.items():
+        if extra.get(name):
+            raise ConfigError(where, name, f"is of vLLM's own host tier, and without effect here: {instead}")
     return policy
