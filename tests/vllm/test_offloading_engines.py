@@ -142,3 +142,23 @@ def test_host_memory_alone_gives_what_was_computed(
     expected = computed(name, 1, tokens)[:2]
     assert differences(answers, expected) == [0.0, 0.0]
     assert wrong[0].differs(expected[0]) > 0.0
+
+
+def test_of_a_prefix_larger_than_host_memory_the_head_is_loaded(
+    models: ModelShop, start: Callable[..., Engine], computed: Callable[..., list[Answer]], tmp_path: Path
+) -> None:
+    """T11. No request waits for ever for what cannot be there all at once."""
+    asked = prompts(3, PROMPT_TOKENS)
+    roomy = start(models("llama"), fs_entry(tmp_path / "kv"), extra=offloading(1))
+    roomy.ask(asked)
+    roomy.settle()
+    size = next(group.payload_bytes for group in roomy.store.identity.groups) + HEADER_BYTES
+    roomy.stop()
+    # Six chunks of the twelve.
+    small = start(models("llama"), fs_entry(tmp_path / "kv"), extra=offloading(1, cpu_bytes_to_use=(256 << 10) + HEADER_BYTES + 6 * size))
+    answers = small.ask(asked)
+    small.settle()
+    small.stop()
+    whole = reusable(PROMPT_TOKENS, small.block_tokens)
+    assert all(0 < answer.reused < whole for answer in answers)
+    assert differences(answers, computed("llama", 1, PROMPT_TOKENS)) == [0.0] * 3
