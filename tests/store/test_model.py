@@ -243,7 +243,7 @@ class StoreLife(RuleBasedStateMachine):
 
 TestStoreLife = StoreLife.TestCase
 TestStoreLife.settings = settings(
-    max_examples=200,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
