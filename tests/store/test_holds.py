@@ -191,3 +191,20 @@ def test_requests_whose_end_is_never_told_are_forgotten(new_stand: NewStand, mon
         assert stand.store.lookup(f"lost-{number}", key(0)) is Lookup.HIT
     assert len(stand.store._lookups.requests) == 100
     assert len(stand.store._holds) <= 100
+
+
+def test_a_store_to_tiers_takes_no_room_that_hits_were_promised(new_stand: NewStand) -> None:
+    """Between the beginning and the end of a store others look up; what they were told stays."""
+    backend = FaultyBackend(open_memory(""))
+    stand = new_stand(backend, slots=8)
+    stand.put(keys(6))
+    stand.settle()
+    backend.arm(Fault("put", Hang()))
+    slots = stand.store.begin_store("writer", keys(2, 10))
+    assert slots is not None
+    stand.write(slots)
+    reader = stand.request()
+    look_up(stand, reader, keys(6))
+    stand.store.end_store(keys(2, 10))
+    drive_out(stand)
+    stand.load(reader, keys(6))
