@@ -83,7 +83,18 @@ def test_all_is_sorted_and_says_what_the_module_defines(module: str) -> None:
     assert not [name for name in names if name.startswith("_")]
 
 
-@pytest.mark.parametrize("module", ["kvstore_sdk", "kvstore_sdk.backend", "kvstore_sdk.testing", "kvstore_sdk.tier"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kvstore_sdk",
+        "kvstore_sdk.backend",
+        "kvstore_sdk.host",
+        "kvstore_sdk.layout",
+        "kvstore_sdk.store",
+        "kvstore_sdk.testing",
+        "kvstore_sdk.tier",
+    ],
+)
 def test_a_package_lists_exactly_what_it_offers(module: str) -> None:
     """Re-exports, without modules that are there because they were imported."""
     package = importlib.import_module(module)
@@ -116,7 +127,18 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("module", ["kvstore_sdk", "kvstore_sdk.backend", "kvstore_sdk.tier", "kvstore_sdk.testing"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kvstore_sdk",
+        "kvstore_sdk.backend",
+        "kvstore_sdk.host",
+        "kvstore_sdk.layout",
+        "kvstore_sdk.store",
+        "kvstore_sdk.tier",
+        "kvstore_sdk.testing",
+    ],
+)
 def test_importing_the_sdk_imports_nothing_heavy(module: str) -> None:
     """Neither an engine, nor a test framework, nor a backend; and no thread is started."""
     code = f"import json, sys, threading; sys.path[:0] = {sys.path!r}; import {module}; "

@@ -48,7 +48,7 @@ COUNTERS: Mapping[str, MetricSpec] = {
 GAUGES: Mapping[str, MetricSpec] = {
     "breaker_open": MetricSpec("1 while a circuit breaker is open, by side (read, write).", ("side",)),
     "queued_store_bytes": MetricSpec("Payload bytes of stores that wait."),
-    "quarantined_bytes": MetricSpec("Staging memory that calls which outlived their deadline may still touch."),
+    "quarantined_bytes": MetricSpec("Memory that calls which outlived their deadline may still touch."),
     "known_keys": MetricSpec("Chunks in the table of known ones."),
     "open_jobs": MetricSpec("Jobs that were submitted and not reported yet."),
 }

@@ -157,7 +157,7 @@ class RankMap:
         parts = self._parts(device, slots)
         if len(np.unique(slots.offsets)) != len(slots.offsets):
             raise ValueError("store: two chunks are to go into one slot")
-        lacks = np.zeros(len(slots.offsets), np.bool_)
+        lacks: npt.NDArray[np.bool_] = np.zeros(len(slots.offsets), np.bool_)
         zeros: list[tuple[Integers, Integers]] = []
         per_chunk = self._plan.blocks_per_chunk
         for part in parts:
