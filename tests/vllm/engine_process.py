@@ -1,6 +1,7 @@
 """An engine in a process of its own: reads one JSON command a line, answers each with one line that begins with `ANSWER `.
 
-    {"start": {arguments of vllm_engines.Engine, with the model's fields}}    {"ask": prompts}    {"settle": true}    {"stop": true}
+    {"start": {arguments of vllm_engines.Engine, with the model's fields}}    {"ask": prompts}    {"settle": true}    {"reset": true}
+    {"reset_device": true}    {"pages": true}    {"stop": true}
 
 Started by tests that kill engines, or need ranks in processes.
 """
@@ -32,7 +33,12 @@ def main() -> None:
             answer = [asdict(found) for found in engine.ask(prompts)]
         elif command.get("settle"):
             engine.settle()
-            answer = engine.metrics.total("stores", "stored")
+        elif command.get("reset"):
+            engine.reset()
+        elif command.get("reset_device"):
+            engine.reset_device()
+        elif command.get("pages"):
+            answer = engine.pages()
         elif command.get("stop"):
             engine.stop()
         sys.stdout.write(f"ANSWER {json.dumps(answer)}\n")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from vllm_models import TinyModel, prompts
 from vllm_records import record_paths
 
@@ -51,7 +52,9 @@ class Answer:
         worst = 0.0
         for mine, theirs in zip(self.logprobs, other.logprobs, strict=True):
             found = dict(theirs)
-            worst = max([worst, *(abs(value - found[token]) if token in found else float("inf") for token, value in mine)])
+            apart = [abs(value - found.get(token, float("inf"))) for token, value in mine]
+            # Not a number is not near anything.
+            worst = max([worst, *(gap if gap == gap else float("inf") for gap in apart)])
         return worst
 
 
@@ -188,6 +191,10 @@ class Engine:
         """Forget what the engine's own cache holds. Host memory is not told."""
         self._llm.reset_prefix_cache()
 
+    def pages(self) -> list[list[str]]:
+        """Of each rank, XXH3 of every page of its cache, layer by layer."""
+        return self._llm.collective_rpc(_page_digests)
+
     def stop(self) -> None:
         """Shut down and leave nothing behind. Idempotent."""
         if self._llm is None:
@@ -225,6 +232,14 @@ class Stored:
         """Assert that these are the right answers to the prompts from number `first` on."""
         expected = self.answers[first : first + len(answers)]
         assert [found.differs(answer) for found, answer in zip(answers, expected, strict=True)] == [0.0] * len(answers)
+
+
+def _page_digests(worker: Any) -> list[str]:
+    """In a rank."""
+    import torch
+
+    pages = [cache.contiguous().view(torch.uint8).reshape(cache.shape[0], -1).numpy() for cache in worker.model_runner.kv_caches]
+    return [xxhash.xxh3_128_hexdigest(page) for layer in pages for page in layer]
 
 
 def _forget_engine() -> None:
