@@ -16,6 +16,7 @@ from typing import Any
 
 import vllm
 from vllm_records import is_good, record_paths
+from vllm_scheduler import Scheduler
 from vllm_stand import Stand, offload
 
 from kvstore_sdk.vllm import KVStoreOffloadingSpec, compat
@@ -24,7 +25,9 @@ from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager
 
 FOLDER = Path(sys.argv[1])
 BLOCKS = [[0, 1, 2, 3], [4, 5, 6, 7]]
-OTHERS = [[8, 9, 10, 11], [12, 13, 14, 15]]
+OTHERS = [[9, 10, 11, 12], [13, 14, 15, 16]]
+# vLLM's first block stands for none.
+BLOCKS_USED = [[1, 2, 3, 4], [5, 6, 7, 8]]
 INTO = [[20, 21, 22, 23], [24, 25, 26, 27]]
 # The plan, a page of marks, and ten records of the larger group.
 HOST_BYTES = (256 << 10) + 4096 + 10 * 12288
@@ -158,6 +161,36 @@ def partial_tails_are_misses() -> None:
     made.close()
 
 
+def through_the_real_scheduler() -> None:
+    """The connector's own scheduler side stores, finds, loads and resets; nothing stays pending."""
+    made = build("scheduler")
+    scheduler = Scheduler(made)
+
+    def compute(name: str, blocks: list[list[int]]) -> None:
+        request = scheduler.request(name, 2, name)
+        assert scheduler.find(request) == 0
+        scheduler.step([(request, [[*group, 30 + place] for place, group in enumerate(blocks)], 2 * made.chunk_tokens + 1)])
+        scheduler.settle()
+        scheduler.finish(request)
+        scheduler.settle()
+
+    written = made.fill(4, BLOCKS_USED)
+    compute("a", BLOCKS_USED)
+    for name in "bcdef":
+        compute(name, OTHERS)
+    request = scheduler.request("again", 2, "a")
+    assert scheduler.find(request) == 2 * made.chunk_tokens
+    scheduler.load(request, [[*group, 30 + place] for place, group in enumerate(INTO)], 2 * made.chunk_tokens)
+    scheduler.settle()
+    assert made.content(INTO) == written
+    scheduler.finish(request)
+    scheduler.settle()
+    report["promoted for the scheduler"] = made.manager._store.metrics.total("promotions", "1:kvstore", "loaded")
+    scheduler.connector.reset_cache()
+    assert scheduler.find(scheduler.request("after", 2, "a")) == 0
+    made.close()
+
+
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     report: dict[str, Any] = {"version": vllm.__version__}
@@ -167,6 +200,7 @@ if __name__ == "__main__":
     a_reset_is_final()
     host_memory_alone()
     partial_tails_are_misses()
+    through_the_real_scheduler()
     mine = f"kvstore-test-{os.getpid()}-"
     report["left in /dev/shm"] = [name for name in os.listdir("/dev/shm") if mine in name]
     sys.stdout.write(f"REPORT {json.dumps(report)}\n")

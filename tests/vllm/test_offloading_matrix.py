@@ -1,4 +1,4 @@
-"""Our own manager and spec under every vLLM version that has its own shape of the interface."""
+"""Our own manager, and the connector's own scheduler over it, under every vLLM version that has its own shape of the interface."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def test_the_manager_stores_evicts_promotes_resets_and_shuts_down(version: str, 
     found = report(version)
     assert found["left in /dev/shm"] == []
     assert found["promoted"] == found["loads"] > 0
+    assert found["promoted for the scheduler"] == 4
     assert found["misses"] > 0
     prefix = "Medium." if int(version.split(".")[1]) >= 27 else ""
     for event in ("CPU removed=False", "CPU removed=True", "STORAGE removed=False"):
