@@ -93,15 +93,13 @@ class Calls:
                 return None
             return answer.error or _error_of(answer.status.value, f"{self._label} put {name}")
 
-        # An exception leaves open what was stored: UNKNOWN, and repeating is safe.
-        return self._call(
-            "put",
-            [put.name for put in puts],
-            lambda: self.backend.put(list(puts), deadline),
-            right,
-            lambda error: PutResult(PutStatus.UNKNOWN, error),
-            error_of,
-        )
+        def fail(error: BackendError) -> PutResult:
+            if self._leaves_doubt(error):
+                return PutResult(PutStatus.IN_DOUBT, error, _NEVER_OVER)
+            # An exception leaves open what was stored: UNKNOWN, and repeating is safe.
+            return PutResult(PutStatus.UNKNOWN, error)
+
+        return self._call("put", [put.name for put in puts], lambda: self.backend.put(list(puts), deadline), right, fail, error_of)
 
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         def right(answer: Any) -> bool:
@@ -114,9 +112,12 @@ class Calls:
                 return None
             return answer.error or _error_of(answer.status.value, f"{self._label} get {name}")
 
-        return self._call(
-            "get", [get.name for get in gets], lambda: self.backend.get(list(gets), deadline), right, GetResult.failed, error_of
-        )
+        def fail(error: BackendError) -> GetResult:
+            if self._leaves_doubt(error):
+                return GetResult(GetStatus.IN_DOUBT, error, _NEVER_OVER)
+            return GetResult.failed(error)
+
+        return self._call("get", [get.name for get in gets], lambda: self.backend.get(list(gets), deadline), right, fail, error_of)
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
         backend = self.backend
@@ -134,22 +135,29 @@ class Calls:
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
         """Which operations are over. What cannot be asked counts as not over."""
         backend = self.backend
-        if not self._settles:
+        asked = [ticket for ticket in tickets if ticket is not _NEVER_OVER] if self._settles else []
+        if not asked:
             return [False for _ in tickets]
-        return self._call(
+        answers = self._call(
             "settle",
-            ["" for _ in tickets],
-            lambda: cast(SupportsSettle, backend).settle(list(tickets), deadline),
+            ["" for _ in asked],
+            lambda: cast(SupportsSettle, backend).settle(list(asked), deadline),
             lambda answer: answer is True or answer is False,
             lambda error: False,
             lambda name, answer: None,
         )
+        found = iter(answers)
+        return [ticket is not _NEVER_OVER and next(found) for ticket in tickets]
 
     def _is_whole(self, answer: PutResult | GetResult, failed: bool, in_doubt: bool) -> bool:
         """Whether a result has what goes with its status, and nothing of a wrong type."""
         if answer.error is None:
             return not failed and (not in_doubt or self._may_doubt(answer.ticket))
         return isinstance(answer.error, BackendError) and (not in_doubt or self._may_doubt(answer.ticket))
+
+    def _leaves_doubt(self, error: BackendError) -> bool:
+        """Whether transfers may go on that nobody will hear of: what the backend answered cannot be read, and it may have been in doubt."""
+        return isinstance(error, BreachError) and self.capabilities.in_doubt
 
     def _may_doubt(self, ticket: Ticket | None) -> bool:
         return ticket is not None and self.capabilities.in_doubt and self._settles
@@ -263,6 +271,9 @@ def text_of(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001  # whatever it is, it is raised while another error is being told
         return "(its text cannot be had)"
 
+
+_NEVER_OVER: Ticket = "the answer that named it could not be read"
+"""Ticket of what stays out of use for good. The bound on quarantined memory bounds it too."""
 
 _ADVICE = {name: kind.advice.value for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BackendError)}
 
