@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from kvstore_sdk.backend.factories import is_factory_name, load_factory
 from kvstore_sdk.backend.options import OptionInfo, options_of, parse_options
 from kvstore_sdk.backend.protocol import Backend, Capabilities
 from kvstore_sdk.errors import BackendError, ConfigError, KVStoreError, error_from_os
@@ -37,7 +37,6 @@ class BackendFactory(Protocol):
 
 
 _METHODS = ("exists", "put", "get", "close")
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -112,7 +111,7 @@ def _find(target: str, *, located: bool = False) -> tuple[str, BackendFactory, s
     points = entry_points(group=ENTRY_POINT_GROUP)
     known = {point.name: point for point in points}
     # A module may be called like the backend it registers: with a location beside it, `acme:open_acme` is no URL.
-    is_factory = located and _FACTORY.fullmatch(target)
+    is_factory = located and is_factory_name(target)
     url = None if target in known or is_factory or not _URL.match(target) else target
     name = target if url is None else target.split(":", 1)[0].lower()
     if name in known:
@@ -120,7 +119,7 @@ def _find(target: str, *, located: bool = False) -> tuple[str, BackendFactory, s
             problem = "is registered by two packages; uninstall one, or write module:factory"
             raise ConfigError(f"backend {name}", "backend", problem)
         return name, _load(known[name]), url
-    if _FACTORY.fullmatch(target):
+    if is_factory_name(target):
         return target, _load(EntryPoint(target, target, ENTRY_POINT_GROUP)), None
     # Of a URL the scheme alone: that is what is not known, and anything after it may be a secret.
     shown = re.split(r"[:?#=]", target, maxsplit=1)[0].rsplit("@", 1)[-1] or "without a name"
@@ -129,27 +128,9 @@ def _find(target: str, *, located: bool = False) -> tuple[str, BackendFactory, s
 
 
 def _load(point: EntryPoint) -> BackendFactory:
-    where = f"backend {point.name}"
-    # The value of an entry point may end in extras: "acme.store:open [fast]".
-    module, _, path = (part.strip() for part in point.value.partition("[")[0].partition(":"))
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as cause:
-        missing = cause.name or module
-        if module == missing or module.startswith(f"{missing}."):
-            problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
-        else:
-            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({cause}); install what it needs"
-        raise ConfigError(where, "backend", problem) from cause
-    except Exception as cause:
-        # Importing runs a vendor's code, which may fail in any way.
-        problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
-        raise ConfigError(where, "backend", problem) from cause
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ConfigError(where, "backend", f"module {module!r} has no factory {path!r}")
-    return cast(BackendFactory, found)
+    # The value of an entry point may end in extras: "acme.store:open [fast]", and have spaces anywhere.
+    target = "".join(point.value.partition("[")[0].split())
+    return cast(BackendFactory, load_factory(f"backend {point.name}", "backend", target))
 
 
 def _options(where: str, factory: BackendFactory) -> dict[str, OptionInfo]:

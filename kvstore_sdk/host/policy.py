@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvstore_sdk.backend.factories import is_factory_name, load_factory
 from kvstore_sdk.errors import ConfigError, KVStoreError
 from kvstore_sdk.host.arc import ARC
 from kvstore_sdk.host.lru import LRU
@@ -99,7 +98,6 @@ class EvictionPolicy(Protocol):
 
 
 _POLICIES: dict[str, Callable[..., EvictionPolicy]] = {"arc": ARC, "lru": LRU}
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _METHODS = ("insert", "miss", "used", "pin", "unpin", "victim", "evict", "remove", "clear")
 
 
@@ -117,9 +115,9 @@ def open_policy(name: str, capacity: int) -> EvictionPolicy:
     if capacity < 1:
         raise ConfigError(where, "capacity", f"is {capacity}; it must be at least 1")
     if (factory := _POLICIES.get(name)) is None:
-        if not _FACTORY.fullmatch(name):
+        if not is_factory_name(name):
             raise ConfigError(where, "policy", f"is not known; there are {', '.join(sorted(_POLICIES))}; or write module:factory")
-        factory = _load(where, name)
+        factory = load_factory(where, "policy", name)
     try:
         policy = factory(capacity=capacity)
     except KVStoreError:
@@ -131,26 +129,3 @@ def open_policy(name: str, capacity: int) -> EvictionPolicy:
     if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
         raise ConfigError(where, "policy", f"the factory returned a {type(policy).__name__}, which lacks {', '.join(missing)}")
     return policy
-
-
-def _load(where: str, name: str) -> Callable[..., EvictionPolicy]:
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as cause:
-        missing = cause.name or module
-        if module == missing or module.startswith(f"{missing}."):
-            problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
-        else:
-            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({cause}); install what it needs"
-        raise ConfigError(where, "policy", problem) from cause
-    except Exception as cause:
-        # Importing runs a vendor's code, which may fail in any way.
-        problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
-        raise ConfigError(where, "policy", problem) from cause
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ConfigError(where, "policy", f"module {module!r} has no factory {path!r}")
-    factory: Callable[..., EvictionPolicy] = found
-    return factory
