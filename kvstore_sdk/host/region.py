@@ -13,6 +13,7 @@ import signal
 import stat
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 from kvstore_sdk.backend import ConfigError, Region
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _WHERE = "host region"
 _POLL_S = 0.01
+
+_RESERVE_BYTES_PER_S = 200e6
+"""How fast memory is reserved at least. Kernels zero it at some GB/s."""
 
 # Python names neither of them on every platform.
 _F_SETSIG = 10
@@ -71,27 +75,35 @@ def create_region(path: str, size_bytes: int) -> Region:
 def join_region(path: str, size_bytes: int, timeout_s: float) -> Region:
     """Map a region that another process creates, or has created and still uses, waiting until it is there and has its size.
 
+    To reserve a large region takes minutes. While its maker holds it and memory is added to it, the wait goes on beyond `timeout_s`, for
+    what the whole of it takes at 200 MB/s.
+
+    Args:
+        path: Of the region.
+        size_bytes: Of all of it.
+        timeout_s: How long it may not be there, or not grow.
+
     Raises:
-        ConfigError: it did not come in time; or what is there is larger, a link, no file, or another user's.
+        ConfigError: it did not come in time, or its maker ended or stopped; or what is there is larger, a link, no file, or another user's.
     """
     _check_size(path, size_bytes)
-    deadline = time.monotonic() + timeout_s
+    began = grew = time.monotonic()
+    most_s = timeout_s + size_bytes / _RESERVE_BYTES_PER_S
+    reserved = -1
+    seen: _Found | None = None
     while True:
-        seen = "does not exist"
-        if (fd := _open_used(path, remove=False)) is not None:
-            there = os.fstat(fd).st_size
-            if there == size_bytes:
-                return _map(fd, path, size_bytes)
-            os.close(fd)
-            seen = f"has {there} bytes"
-            if there > size_bytes:
-                problem = f"{path} has {there} bytes, not {size_bytes}; processes of one engine must give it one size"
-                raise ConfigError(_WHERE, "size_bytes", problem)
-        if time.monotonic() >= deadline:
-            problem = (
-                f"{path} {seen}, and no process gave it {size_bytes} within {timeout_s:g} s; processes of one engine must give it one size"
-            )
-            raise ConfigError(_WHERE, "path", problem)
+        found = _look(path, size_bytes, remove=False)
+        now = time.monotonic()
+        if found is not None:
+            seen = found
+            if found.fd is not None:
+                return _map(found.fd, path, size_bytes)
+            if found.used and found.size_bytes > size_bytes:
+                raise ConfigError(_WHERE, "size_bytes", _why_not(path, found, size_bytes, now - began))
+            if found.used and found.reserved_bytes > reserved:
+                reserved, grew = found.reserved_bytes, now
+        if now - grew >= timeout_s or now - began >= most_s:
+            raise ConfigError(_WHERE, "path", _why_not(path, seen, size_bytes, now - began))
         time.sleep(_POLL_S)
 
 
@@ -107,9 +119,11 @@ def open_region(path: str, size_bytes: int, timeout_s: float) -> Region:
             return create_region(path, size_bytes)
         except FileExistsError:
             pass
-        if (fd := _open_used(path, remove=True)) is not None:
-            os.close(fd)
-            return join_region(path, size_bytes, max(0.0, deadline - time.monotonic()))
+        found = _look(path, size_bytes, remove=True)
+        if found is not None and found.fd is not None:
+            return _map(found.fd, path, size_bytes)
+        if found is not None and found.used:
+            return join_region(path, size_bytes, timeout_s)
         if time.monotonic() >= deadline:
             raise ConfigError(_WHERE, "path", f"{path} comes and goes: it was not there for long enough in {timeout_s:g} s")
         time.sleep(_POLL_S)
@@ -153,17 +167,23 @@ def is_abandoned(path: str) -> bool:
     except OSError:
         return False
     try:
+        return _grants_lease(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _grants_lease(fd: int, path: str) -> bool:
+    try:
         # Whoever opens the file for writing while the lease lasts makes the kernel signal us. SIGURG is ignored unless asked for; the
         # default, SIGIO, would end the process.
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, _F_SETLEASE, fcntl.F_UNLCK)
         return True
     except OSError as cause:
         if cause.errno not in (errno.EAGAIN, errno.EINVAL, errno.EACCES):
             logger.debug("kvstore: cannot tell whether %s is in use: %s", path, cause)
         return False
-    finally:
-        os.close(fd)
 
 
 def _check_size(path: str, size_bytes: int) -> None:
@@ -185,35 +205,79 @@ def _map(fd: int, path: str, size_bytes: int) -> Region:
         raise ConfigError(_WHERE, "size_bytes", f"{path}: {size_bytes} bytes cannot be mapped: {cause.strerror}") from cause
 
 
-def _open_used(path: str, remove: bool) -> int | None:
-    """Open a region that some process uses, for reading and writing. None: there is none, or an abandoned one, removed if asked.
+def _why_not(path: str, found: _Found | None, size_bytes: int, waited_s: float) -> str:
+    """What is so of a region that did not come."""
+    if found is None:
+        return f"{path} was locked by another process for {waited_s:.3g} s; end that process, or choose another path"
+    if not found.there:
+        return f"{path} does not exist, and no process made it within {waited_s:.3g} s"
+    if not found.used:
+        return f"{path} has {found.size_bytes} bytes and no process uses it: whoever made it ended; see the log of that process"
+    if not found.size_bytes:
+        return (
+            f"{path} is held by another process, which has reserved {found.reserved_bytes} of {size_bytes} bytes in {waited_s:.3g} s and "
+            "goes on too slowly, or not at all; see the log of that process"
+        )
+    return f"{path} has {found.size_bytes} bytes, and not {size_bytes}; processes of one engine must give it one size"
+
+
+class _Found(NamedTuple):
+    """What a look at a path found.
+
+    Attributes:
+        there: Whether there is a file.
+        used: Whether a process has it open for writing, or mapped.
+        size_bytes: Its length.
+        reserved_bytes: The memory that it has; more than its length while it is being made.
+        fd: Open for reading and writing, if it is used and has the right length.
+    """
+
+    there: bool
+    used: bool = False
+    size_bytes: int = 0
+    reserved_bytes: int = 0
+    fd: int | None = None
+
+
+def _look(path: str, size_bytes: int, remove: bool) -> _Found | None:
+    """Open a region that some process uses and that is complete. One that is abandoned is removed, if asked.
+
+    Returns:
+        None where another process is looking at it: nothing can be said now.
 
     Raises:
         ConfigError: what is there is no region of this user.
     """
     with _Guard(path) as guard:
+        status = guard.status
+        if status is None:
+            return _Found(there=False)
         if not guard.held:
             return None
-        if is_abandoned(path):
-            if remove:
-                os.unlink(path)
-            return None
+        found = _Found(True, not guard.is_abandoned(), status.st_size, status.st_blocks * 512)
+        if not found.used:
+            return _Found(there=False) if remove and guard.remove() else found
+        if found.size_bytes != size_bytes:
+            return found
         try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
             # Its owner unlinked it: all that it waited for have mapped it.
-            return None
+            return _Found(there=False)
+        # The name may have gone to another user's file since the guard looked.
+        opened = os.fstat(fd)
+        if (opened.st_dev, opened.st_ino) != (status.st_dev, status.st_ino):
+            os.close(fd)
+            return _Found(there=False)
+        return found._replace(fd=fd)
 
 
 def _remove_abandoned(path: str) -> bool:
     try:
         with _Guard(path) as guard:
-            if guard.held and is_abandoned(path):
-                os.unlink(path)
-                return True
-    except (ConfigError, FileNotFoundError):
-        pass
-    return False
+            return guard.held and guard.is_abandoned() and guard.remove()
+    except ConfigError:
+        return False
 
 
 class _Guard:
@@ -222,12 +286,15 @@ class _Guard:
     Without it one process would find a file abandoned, a second one remove and create it anew, and the first remove the new one; or two
     would join a dead engine's region, each taking the other for its owner.
 
-    `held` is False when there is no file, or somebody else holds the lock: ask again later.
+    Attributes:
+        status: Of the file; None when there is none.
+        held: False when there is none, or somebody else holds the lock: ask again later.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = -1
+        self.status: os.stat_result | None = None
         self.held = False
 
     def __enter__(self) -> _Guard:
@@ -249,6 +316,7 @@ class _Guard:
                 self.held = (there.st_dev, there.st_ino) == (status.st_dev, status.st_ino)
             except (BlockingIOError, FileNotFoundError):
                 pass
+            self.status = status
         except BaseException:
             os.close(self._fd)
             raise
@@ -257,3 +325,15 @@ class _Guard:
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+    def is_abandoned(self) -> bool:
+        """As the function of this name; of the file that is locked, whatever has its name by now."""
+        return _grants_lease(self._fd, self._path)
+
+    def remove(self) -> bool:
+        """Unlink the name. False: it is gone, or another user's by now."""
+        try:
+            os.unlink(self._path)
+        except OSError:
+            return False
+        return True

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.host import create_region, is_abandoned, join_region, open_region, sweep_regions
+from kvstore_sdk.host import region as region_module
 
 SIZE = 1 << 20
+KEEP_LENGTH = 1
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """The call of the kernel; Python has only the one that sets the length too."""
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    assert call(fd, mode, offset, length) == 0, os.strerror(ctypes.get_errno())
+
 
 # Opens a region, leaves its mark, says what it got, and lives until its input ends.
 MEMBER = """
@@ -149,6 +163,32 @@ def test_another_users_file_is_refused(folder: Path) -> None:
     assert path.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give a file to another user")
+@pytest.mark.parametrize("opening", [join_region, open_region])
+def test_another_users_file_that_takes_the_name_meanwhile_is_not_joined(
+    opening: Callable[..., Region], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at our file and its opening its owner takes the name away, and anybody may have it in a folder like /dev/shm."""
+    path = folder / "region"
+    region = create_region(str(path), SIZE)
+    real, others = os.open, []
+
+    def late(name: str, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR and not flags & os.O_CREAT and not others:
+            path.unlink()
+            others.append(real(path, os.O_RDWR | os.O_CREAT, 0o666))
+            os.ftruncate(others[0], SIZE)
+            os.fchown(others[0], 12345, 12345)
+        return real(name, flags, *mode)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(ConfigError, match="region belongs to user 12345"):
+        opening(str(path), SIZE, 1)
+    assert others
+    os.close(others[0])
+    region.close()
+
+
 def test_a_folder_in_its_place_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "region").mkdir()
     with pytest.raises(ConfigError, match="region is no file"):
@@ -169,7 +209,7 @@ def test_a_region_of_another_size_is_refused(folder: Path, wrong: int) -> None:
 
 def test_who_comes_first_waits_for_the_region(folder: Path) -> None:
     path = folder / "region"
-    with pytest.raises(ConfigError, match="does not exist, and no process gave it"):
+    with pytest.raises(ConfigError, match="does not exist, and no process made it"):
         join_region(str(path), SIZE, 0.05)
     with member(path) as child:
         region = join_region(str(path), SIZE, 60)
@@ -177,13 +217,70 @@ def test_who_comes_first_waits_for_the_region(folder: Path) -> None:
         region.close()
 
 
-def test_who_joins_waits_for_the_size(folder: Path) -> None:
-    """Between its creation and the end of its allocation the file is empty."""
+def test_who_joins_does_not_wait_for_a_maker_that_stopped(folder: Path) -> None:
+    """It is still there and holds the file, but adds no memory to it."""
     path = folder / "region"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    with pytest.raises(ConfigError, match=f"has 0 bytes, and no process gave it {SIZE} within 0.05 s"):
+    with pytest.raises(ConfigError, match=f"held by another process, which has reserved 0 of {SIZE} bytes in .* too slowly, or not at all"):
         join_region(str(path), SIZE, 0.05)
     os.close(fd)
+
+
+@pytest.mark.parametrize("opening", [join_region, open_region])
+def test_who_joins_waits_as_long_as_memory_is_being_reserved(
+    opening: Callable[..., Region], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes minutes where a host has much of it: three times as long as the file may stand still, here."""
+    path = folder / "region"
+    monkeypatch.setattr(region_module, "_RESERVE_BYTES_PER_S", 1e6)
+    started = threading.Event()
+
+    def reserve() -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        for part in range(10):
+            # As `fallocate` does it: there is more and more memory, and no length until all of it is there.
+            fallocate(fd, KEEP_LENGTH, part << 20, 1 << 20)
+            started.set()
+            time.sleep(0.3)
+        os.ftruncate(fd, 10 << 20)
+        done.wait(20)
+        os.close(fd)
+
+    done = threading.Event()
+    maker = threading.Thread(target=reserve)
+    maker.start()
+    try:
+        assert started.wait(20)
+        region = opening(str(path), 10 << 20, 1.0)
+        assert region.size_bytes == 10 << 20
+        region.close()
+    finally:
+        done.set()
+        maker.join(20)
+
+
+def test_the_wait_for_memory_that_comes_very_slowly_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an engine with a sick machine would never start, and never say why."""
+    path = folder / "region"
+    monkeypatch.setattr(region_module, "_RESERVE_BYTES_PER_S", 1e12)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    stop = threading.Event()
+
+    def reserve() -> None:
+        for part in range(2000):
+            fallocate(fd, KEEP_LENGTH, part << 12, 1 << 12)
+            if stop.wait(0.01):
+                return
+
+    maker = threading.Thread(target=reserve)
+    maker.start()
+    try:
+        with pytest.raises(ConfigError, match=rf"has reserved \d+ of {1 << 30} bytes in .* too slowly"):
+            join_region(str(path), 1 << 30, 0.3)
+    finally:
+        stop.set()
+        maker.join(20)
+        os.close(fd)
 
 
 def test_four_processes_that_open_a_region_at_once_share_one(folder: Path) -> None:
@@ -215,7 +312,7 @@ def test_four_processes_replace_what_a_dead_engine_left_and_share_the_new_one(fo
 def test_what_dead_processes_left_is_not_joined(folder: Path) -> None:
     path = folder / "region"
     path.write_bytes(bytes(SIZE))
-    with pytest.raises(ConfigError, match="no process gave it"):
+    with pytest.raises(ConfigError, match=f"has {SIZE} bytes and no process uses it: whoever made it ended"):
         join_region(str(path), SIZE, 0.05)
     assert path.exists(), "it is not the joiner's to remove"
 
