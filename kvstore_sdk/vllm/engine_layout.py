@@ -117,6 +117,12 @@ def engine_layout(groups: Sequence[Sequence[RankLayout]], *, stages: int, blocks
     Raises:
         LayoutError: no rank has a layer of some group, or the ranks of one stage have different ones.
     """
+    for number, group in enumerate(groups):
+        tp = _topology(group, stages).tp
+        for at, rank in enumerate(group):
+            if len(rank.pages) != len(group[at // tp * tp].pages):
+                first = f"rank {at // tp * tp} of its stage {len(group[at // tp * tp].pages)}"
+                raise LayoutError(f"rank {at} has {len(rank.pages)} layers of KV cache group {number}, {first}")
     why = dict.fromkeys(rank.why for group in groups for rank in group if rank.why)
     if not why:
         try:

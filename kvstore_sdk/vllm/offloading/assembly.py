@@ -10,9 +10,9 @@ from typing import Any
 from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
-from kvstore_sdk.host import HostTier, SlotPool
+from kvstore_sdk.host import HostTier
 from kvstore_sdk.identity import KVIdentity
-from kvstore_sdk.layout import payload_bytes
+from kvstore_sdk.layout import LayoutError, payload_bytes
 from kvstore_sdk.store import StoreTier, TieredStore
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.engine_layout import EngineLayout, RankLayout, engine_layout
@@ -21,7 +21,7 @@ from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager, OpenStore
 from kvstore_sdk.vllm.offloading.marks import Marks
 from kvstore_sdk.vllm.offloading.options import OffloadingOptions, named_for_operators
-from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, write_plan
+from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, most_slots, write_plan
 from kvstore_sdk.vllm.opening import NOBODY_READS, OpenTier, fit_unopened, open_tier
 from kvstore_sdk.vllm.tails import refuse_unmarked_tails
 
@@ -34,7 +34,7 @@ WHERE = "KVStoreOffloadingSpec"
 
 
 def build_manager(
-    spec: Any, options: OffloadingOptions, records: Sequence[RankGeometry], open_region: Callable[[], Region]
+    spec: Any, options: OffloadingOptions, records: Sequence[RankGeometry], join_region: Callable[[], Region]
 ) -> KVStoreOffloadingManager:
     """Open everything, or nothing.
 
@@ -42,7 +42,7 @@ def build_manager(
         spec: The scheduler's offloading spec.
         options: Its configuration.
         records: The geometry record of each rank.
-        open_region: Maps the region that the workers mapped.
+        join_region: Maps the region that the workers mapped.
 
     Raises:
         ConfigError: the configuration or the engine is one that cannot be served. No record was written.
@@ -54,8 +54,7 @@ def build_manager(
         problem = f"the workers have KV cache groups {sorted(records[0].groups)}, the scheduler {numbers}; do all run the same vLLM?"
         raise ConfigError(WHERE, "geometry", problem)
     refuse_unmarked_tails(WHERE, known, records[0].facts)
-    found = [[RankLayout.from_plain(record.groups[group]["layout"]) for record in records] for group in numbers]
-    layout = engine_layout(found, stages=known.parallel.world_size // known.parallel.tp, blocks=known.blocks_per_chunk)
+    layout = _layout(known, records)
     sizes = {group: payload_bytes(shape) for group, (shape, _) in zip(numbers, layout.groups, strict=True)}
     states = dict(zip(numbers, layout.state_shapes, strict=True)) if layout.state_shapes else {}
     chunks = ChunkLayout(payload_bytes=sizes, name=layout.layout, version=layout.version, state_shapes=states, kernels=layout.names)
@@ -67,9 +66,27 @@ def build_manager(
             WHERE,
         )
         return KVStoreOffloadingManager(None, known)
-    opened = _open_store(options, known, layout, sizes, decision.identity, open_region)
+    opened = _open_store(options, known, layout, sizes, decision.identity, join_region)
     _tell(options, layout, decision, opened.outlives_us)
     return KVStoreOffloadingManager(opened, known, none_hash=decision.none_hash)
+
+
+def _layout(known: compat.SpecFacts, records: Sequence[RankGeometry]) -> EngineLayout:
+    """Raises ConfigError where the ranks do not make an engine, or one is of another version or another spec."""
+    found = []
+    for group, _, _ in known.groups:
+        ranks = []
+        for record in records:
+            try:
+                ranks.append(RankLayout.from_plain(record.groups[group]["layout"]))
+            except (KeyError, LayoutError, TypeError, ValueError) as cause:
+                problem = f"rank {record.rank} does not say how it keeps KV cache group {group} ({type(cause).__name__}: {cause}); "
+                raise ConfigError(WHERE, "geometry", problem + "do all workers run this spec and this version of kvstore-sdk?") from cause
+        found.append(ranks)
+    try:
+        return engine_layout(found, stages=known.parallel.world_size // known.parallel.tp, blocks=known.blocks_per_chunk)
+    except LayoutError as cause:
+        raise ConfigError(WHERE, "geometry", f"the ranks do not make one engine: {cause}") from cause
 
 
 def _open_store(
@@ -78,16 +95,20 @@ def _open_store(
     layout: EngineLayout,
     sizes: Mapping[int, int],
     identity: KVIdentity,
-    open_region: Callable[[], Region],
+    join_region: Callable[[], Region],
 ) -> OpenStore:
     for entry in options.tiers:
         fit_unopened(f"{WHERE} tier {entry.name}", entry.options, identity)
     with contextlib.ExitStack() as undo:
-        region = open_region()
+        region = join_region()
         undo.callback(region.close)
         plan = _plan(known, layout, sizes, region.size_bytes)
         with named_for_operators(WHERE):
             host = HostTier(region, sizes, start=plan.slots_start, policy=options.policy, reserve_bytes=options.host.reserve_bytes)
+        if host.row_count > plan.slot_count:
+            # A worker would refuse such a slot, and end the engine, when the last of the memory is first used.
+            problem = f"{host.row_count} slots of {plan.slot_count} that have marks; this is an error of kvstore-sdk, another size may do"
+            raise ConfigError(WHERE, "cpu_bytes_to_use", problem)
         opened: list[OpenTier] = []
         for entry in options.tiers:
             where = f"{WHERE} tier {entry.name}"
@@ -113,12 +134,11 @@ def _open_store(
 
 
 def _plan(known: compat.SpecFacts, layout: EngineLayout, sizes: Mapping[int, int], region_bytes: int) -> Plan:
-    # How many slots there are depends on where they start; without a start there are at least as many.
-    most = SlotPool(0, region_bytes, {record_bytes(size) for size in sizes.values()}).slot_numbers
-    ranks = known.parallel.world_size
+    records = {record_bytes(size) for size in sizes.values()}
+    most, ranks = most_slots(region_bytes, records), known.parallel.world_size
     start = control_bytes(most, ranks)
     if start >= region_bytes:
-        needed = start + 2 * max(record_bytes(size) for size in sizes.values())
+        needed = start + 2 * max(records)
         raise ConfigError(WHERE, "cpu_bytes_to_use", f"{region_bytes} bytes hold no chunk: {needed} bytes are needed at least")
     return Plan(
         world_size=ranks,
@@ -139,7 +159,9 @@ def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, 
         why = "; ".join(layout.why)
         logger.warning("%s: its chunks fit engines of this version, kind of machine and topology only: %s", WHERE, why)
     if layout.untested:
-        logger.info("%s: the layout of %s was read off vLLM's sources, not tested", WHERE, ", ".join(layout.untested))
+        # Other engines that share the store read these chunks in that order.
+        level = logging.WARNING if options.tiers else logging.INFO
+        logger.log(level, "%s: the layout of %s was read off vLLM's sources and never seen on a device", WHERE, ", ".join(layout.untested))
     logger.info(
         "%s: namespace %s, layout %s, %d bytes of host memory, %d tiers, %r",
         WHERE,

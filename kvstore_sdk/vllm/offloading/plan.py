@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.layout import LayoutError, Shape, Topology, payload_bytes, shape_from_plain, shape_to_plain
 
-__all__ = ["PLAN_BYTES", "PLAN_VERSION", "GroupPlan", "Plan", "control_bytes", "read_plan", "write_plan"]
+__all__ = ["PLAN_BYTES", "PLAN_VERSION", "GroupPlan", "Plan", "control_bytes", "most_slots", "read_plan", "write_plan"]
 
 PLAN_VERSION = 1
 PLAN_BYTES = 256 << 10
@@ -27,6 +28,14 @@ _MAGIC = b"KVSPLAN\x1a"
 _HEADER = struct.Struct("<8sII16s")
 _PAGE = 4096
 _WHERE = "kvstore offloading"
+
+
+def most_slots(region_bytes: int, sizes: Collection[int]) -> int:
+    """A bound of the numbers of slots of these lengths, wherever they start, however the host tier divides the region among them.
+
+    A number belongs to one place and one length. There are no more places of a length than fit one after another.
+    """
+    return sum(region_bytes // size for size in set(sizes))
 
 
 def control_bytes(slot_count: int, world_size: int) -> int:

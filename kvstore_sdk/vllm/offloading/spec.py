@@ -7,13 +7,13 @@ import dataclasses
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadingSpec
 
 from kvstore_sdk.backend import Region
-from kvstore_sdk.host import open_region
+from kvstore_sdk.host import join_region, open_region
 from kvstore_sdk.vllm import compat, geometry, metrics
 from kvstore_sdk.vllm.certified import interior_of
 from kvstore_sdk.vllm.facts import collect, spare_pages
@@ -29,7 +29,7 @@ __all__ = ["KVStoreOffloadingSpec"]
 logger = logging.getLogger(__name__)
 
 REGION_TIMEOUT_S = 30.0
-"""How long a process waits for another one that is just making the region: it only has to reserve the memory."""
+"""How long a process waits for another one that is to make the region. While memory is being reserved for it, longer, by its size."""
 
 _PAGE = 4096
 
@@ -66,15 +66,17 @@ class KVStoreOffloadingSpec(OffloadingSpec):
         if self._kvstore_worker is None:
             known = compat.spec_facts(self)
             geometry.sweep(geometry.SHM, keep=self._region_path())
-            region = self._open_region()
-            try:
+            region = self._open_region(open_region)
+            with contextlib.ExitStack() as undo:
+                undo.callback(region.close)
                 spare = spare_pages(self)
                 rank, ranks = known.parallel.rank, known.parallel.world_size
                 worker = DeviceCopies(kv_caches, known.blocks_per_chunk, region, rank, ranks, spare)
+                # It closes the region too, after whatever holds it.
+                undo.pop_all()
+                undo.callback(worker.shutdown)
                 self._announce(kv_caches, region, SlotLayout(kv_caches, known.blocks_per_chunk, 0, spare))
-            except BaseException:
-                region.close()
-                raise
+                undo.pop_all()
             self._kvstore_worker = worker
         return self._kvstore_worker
 
@@ -110,7 +112,7 @@ class KVStoreOffloadingSpec(OffloadingSpec):
             path, ranks = self._region_path(), compat.spec_facts(self).parallel.world_size
             try:
                 records = geometry.read_records(path, ranks, geometry.RECORDS_TIMEOUT_S)
-                self._kvstore_manager = build_manager(self, self._kvstore_options, records, self._open_region)
+                self._kvstore_manager = build_manager(self, self._kvstore_options, records, lambda: self._open_region(join_region))
             finally:
                 for name in (path, *(geometry.record_path(path, rank) for rank in range(ranks))):
                     with contextlib.suppress(FileNotFoundError):
@@ -122,6 +124,7 @@ class KVStoreOffloadingSpec(OffloadingSpec):
     def _region_path(self) -> str:
         return os.path.join(geometry.SHM, f"kvstore_offload_{compat.engine_id(self)}.mmap")
 
-    def _open_region(self) -> Region:
+    def _open_region(self, how: Callable[[str, int, float], Region]) -> Region:
+        """Workers make the region. The scheduler's side does not: memory that no worker maps would hold a plan that none reads."""
         with named_for_operators(WHERE):
-            return open_region(self._region_path(), self._kvstore_options.host_bytes // _PAGE * _PAGE, REGION_TIMEOUT_S)
+            return how(self._region_path(), self._kvstore_options.host_bytes // _PAGE * _PAGE, REGION_TIMEOUT_S)
