@@ -18,6 +18,7 @@ from typing import Any
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.host import is_abandoned, sweep_regions
+from kvstore_sdk.vllm.pairing import used_pages
 
 __all__ = ["Extent", "RankGeometry", "group_extents", "host_id", "is_abandoned", "read_records", "record_path", "sweep", "write_record"]
 
@@ -117,9 +118,7 @@ def group_extents(refs: Sequence[tuple[int, int]], pages: Sequence[int], blocks_
     Returns:
         Extents in ascending order; neighbours are merged, none overlap.
     """
-    used: dict[int, int] = {}
-    for tensor, size in refs:
-        used[tensor] = max(size, used.get(tensor, 0))
+    used = used_pages(refs)
     merged: list[Extent] = []
     for tensor in sorted(used):
         start = slot_offset + blocks_per_chunk * sum(pages[:tensor])

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GroupCopy", "Integers", "plan_copies"]
+__all__ = ["GroupCopy", "Integers", "MissingBlocks", "plan_copies", "used_pages"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+class MissingBlocks(ValueError):
+    """There are fewer blocks than the rows of a transfer take."""
+
+
+def used_pages(refs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Tensor -> bytes of its page that a group uses, from (tensor, bytes used) of each layer. Layers that share a page count once."""
+    used: dict[int, int] = {}
+    for tensor, size in refs:
+        used[tensor] = max(size, used.get(tensor, 0))
+    return used
 
 
 class GroupCopy(NamedTuple):
@@ -39,6 +51,21 @@ class GroupCopy(NamedTuple):
         head = [(int(self.chunks[0]), page) for page in range(self.head)]
         return head + [(int(self.chunks[-1]), page) for page in range(blocks_per_chunk - self.tail, blocks_per_chunk)]
 
+    def lacking(self, spare: int) -> Integers:
+        """Of a store: rows of chunks without blocks that a reader may need.
+
+        vLLM leaves out blocks that a sliding window has dropped and that hold something else by now. Before the first block of a
+        transfer their places are known. After it they are not: vLLM pairs blocks with pages one after another, so the last page stays
+        empty, and any chunk of the group may have got blocks of its neighbour. A store that ends inside a chunk therefore spoils all
+        chunks of its group.
+
+        Args:
+            spare: Pages at the start of a chunk that no reader can need.
+        """
+        if self.tail:
+            return self.chunks
+        return self.chunks[: 1 if self.head > spare else 0]
+
 
 def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iterator[GroupCopy]:
     """Pair the blocks of a transfer with pages of rows, group by group.
@@ -52,7 +79,8 @@ def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iter
         blocks_per_chunk: Blocks of a chunk.
 
     Raises:
-        ValueError: numbers of blocks and of rows do not fit together.
+        MissingBlocks: there are rows that no block goes with.
+        ValueError: numbers of blocks and of rows do not fit together in another way.
     """
     blocks = np.asarray(device.block_ids, dtype=np.int64)
     numbers = np.asarray(rows, dtype=np.int64)
@@ -78,4 +106,5 @@ def plan_copies(device: Any, rows: npt.ArrayLike, blocks_per_chunk: int) -> Iter
         block_at += size
         row_at += chunks
     if block_at != len(blocks) or row_at != len(numbers):
-        raise ValueError(f"transfer: {len(blocks)} blocks and {len(numbers)} rows, but the groups use {block_at} and {row_at}")
+        problem = f"transfer: {len(blocks)} blocks and {len(numbers)} rows, but the groups use {block_at} and {row_at}"
+        raise MissingBlocks(problem) if block_at == len(blocks) else ValueError(problem)

@@ -12,7 +12,7 @@ import torch
 
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.marks import RowMarks
-from kvstore_sdk.vllm.pairing import plan_copies
+from kvstore_sdk.vllm.pairing import plan_copies, used_pages
 
 __all__ = ["HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler"]
 
@@ -44,10 +44,7 @@ class SlotLayout:
 
     def used(self, group: int) -> dict[int, int]:
         """Tensor -> bytes of its page that the group uses; layers that share a page count once."""
-        found: dict[int, int] = {}
-        for tensor, size in self.refs[group]:
-            found[tensor] = max(size, found.get(tensor, 0))
-        return found
+        return used_pages(self.refs[group])
 
 
 class HostCopies:
@@ -114,10 +111,6 @@ class _Scrubber:
     """Sees to the pages of a stored chunk that no block goes with: they are zeroed, and where a reader could need them the row is marked.
 
     A row is reused for chunks of any group and any request. What a store leaves as it was would be another's bytes, and would be kept.
-
-    vLLM leaves out blocks that a sliding window has dropped and that hold something else by now. Before the first block of a transfer
-    their places are known. After it they are not: vLLM pairs the blocks with the pages one after another, so the last page stays empty, and
-    any chunk of the group may have got blocks of its neighbour. A store that ends inside a chunk therefore spoils all chunks of its group.
     """
 
     def __init__(self, layout: SlotLayout, region: Any, marks: RowMarks | None) -> None:
@@ -141,12 +134,9 @@ class _Scrubber:
                 for tensor, size in layout.used(part.group).items():
                     at = layout.starts[tensor] + page * layout.pages[tensor]
                     self._rows[row, at : at + size] = 0
-            if self._marks is None:
-                continue
-            if part.tail:
-                self._marks.mark(part.chunks)
-            elif part.head > layout.spare[part.group]:
-                self._marks.mark(part.chunks[:1])
+            lacking = part.lacking(layout.spare[part.group])
+            if self._marks is not None and len(lacking):
+                self._marks.mark(lacking)
 
     def close(self) -> None:
         self._rows = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -199,6 +200,41 @@ def test_a_store_that_ends_inside_a_chunk_spoils_all_chunks_of_its_group(world: 
     assert made.marks.read([6, 0, 3], 9) == (set(), {6, 0})
 
 
+@pytest.mark.parametrize("topology", [ONE_RANK, Topology(2, (1, 1))], ids=["one rank", "stages"])
+def test_a_store_that_lost_a_whole_chunk_of_blocks_writes_nothing_and_goes_on(
+    world: Callable[..., World], topology: Topology, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A window dropped blocks in its midst while the store waited for room: nobody can tell which chunk a block belongs to."""
+    made = world([FOUR, FOUR], [topology, topology], spare=(4, 4))
+    rng = np.random.default_rng(6)
+    for block in range(10):
+        made.compute(0, block, random_pages(FOUR, rng))
+    before = made.bytes[made.start :].tobytes()
+    with caplog.at_level(logging.WARNING, "kvstore_sdk"):
+        for sequence in (1, 2):
+            assert made.store(device([range(6), range(6, 10)], [2, 4]), [6, 0, 4, 3], sequence) == 0
+    assert made.bytes[made.start :].tobytes() == before
+    assert made.marks.read([6, 0, 4, 3], 2) == (set(), {6, 0, 4, 3}), "of the other group too: its blocks are paired after these"
+    assert len([record for record in caplog.records if "given away" in record.getMessage()]) == topology.world_size
+    made.store(device([range(4), []], [0, 0]), [6], 3)
+    assert made.marks.read([6], 3) == (set(), set())
+
+
+def test_a_load_with_more_slots_than_blocks_is_refused(world: Callable[..., World]) -> None:
+    """The engine could not be told that it got nothing."""
+    made = world([FOUR], [ONE_RANK])
+    with pytest.raises(ValueError, match="the groups use"):
+        made.workers[0].submit_load(1, made.slots([0, 1]), device([range(4)], [0]))
+
+
+@pytest.mark.parametrize("wrong", [[0, 1, 2, 8], [0, 1, 2, -1]])
+def test_slots_that_are_not_there_are_refused_whatever_blocks_are_missing(world: Callable[..., World], wrong: list[int]) -> None:
+    """Their marks would be another's memory."""
+    made = world([FOUR], [ONE_RANK])
+    with pytest.raises(ValueError, match="not all below 8"):
+        made.workers[0].submit_store(1, device([range(4)], [0]), made.slots(wrong, 1))
+
+
 def test_a_later_store_of_a_slot_is_judged_by_itself(world: Callable[..., World]) -> None:
     made = world([FOUR], [ONE_RANK])
     rng = np.random.default_rng(5)
@@ -289,7 +325,11 @@ WRONG: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], str]] = {
     "a block too many": (lambda w: device([[0, 1, 2, 24]], [0]), lambda w: w.slots([0], 1), "the device has 24"),
     "a negative block": (lambda w: device([[0, 1, 2, -1]], [0]), lambda w: w.slots([0], 1), "the device has 24"),
     "too few slots": (lambda w: device([range(5)], [0]), lambda w: w.slots([0], 1), "needs 2 rows"),
-    "too many slots": (lambda w: device([range(4)], [0]), lambda w: w.slots([0, 1], 1), "the groups use"),
+    "a block without a group": (
+        lambda w: SimpleNamespace(block_ids=np.arange(5), group_sizes=[4], block_indices=[0]),
+        lambda w: w.slots([0], 1),
+        "the groups use",
+    ),
     "too many groups": (lambda w: device([range(4), []], [0, 0]), lambda w: w.slots([0], 1), "2 groups, the plan has 1"),
 }
 
@@ -364,7 +404,7 @@ def test_tensors_of_another_kind_of_device_are_refused(world: Callable[..., Worl
     made = world([FOUR], [ONE_RANK])
     tensor = SimpleNamespace(tensor=torch.zeros((4, 8), dtype=torch.int8, device="meta"), page_size_bytes=8)
     caches = SimpleNamespace(tensors=[tensor], group_data_refs=[[SimpleNamespace(tensor_idx=0, page_size_bytes=8)]])
-    with pytest.raises(ConfigError, match="meta: only cpu and cuda"):
+    with pytest.raises(ConfigError, match="meta: only cpu, cuda and xpu"):
         DeviceCopies(caches, 4, SharedRegion(made.region), 0, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from kvstore_sdk.format import HEADER_BYTES, record_bytes
 from kvstore_sdk.layout import Run, page_bytes, runs, write_runs
 from kvstore_sdk.vllm.offloading.plan import Plan
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
-from kvstore_sdk.vllm.pairing import GroupCopy, Integers, plan_copies
+from kvstore_sdk.vllm.pairing import GroupCopy, Integers, MissingBlocks, plan_copies, used_pages
 
 __all__ = ["Copies", "DevicePages", "RankMap", "StoreCopies", "cut", "group_pages", "merge"]
+
+logger = logging.getLogger(__name__)
 
 _WHERE = "kvstore offloading"
 _UNLIMITED = 2**63 - 1
@@ -87,14 +90,7 @@ def group_pages(kv_caches: Any) -> list[dict[int, int]]:
 
     Layers that share a cache have one tensor, and count as one layer.
     """
-    groups = []
-    for refs in kv_caches.group_data_refs:
-        found: dict[int, int] = {}
-        for ref in refs:
-            tensor, size = int(ref.tensor_idx), int(ref.page_size_bytes)
-            found[tensor] = max(size, found.get(tensor, 0))
-        groups.append(found)
-    return groups
+    return [used_pages([(int(ref.tensor_idx), int(ref.page_size_bytes)) for ref in refs]) for refs in kv_caches.group_data_refs]
 
 
 class _Fragments(NamedTuple):
@@ -133,6 +129,7 @@ class RankMap:
         self._strides = np.array([pages.stride for pages in self.pages], np.int64)
         self._records = [record_bytes(group.payload_bytes) for group in plan.groups]
         self._blocks = [min((self.pages[tensor].blocks for tensor in group), default=_UNLIMITED) for group in groups]
+        self._told_of_missing_blocks = False
         self._reads: list[list[_Fragments]] = []
         self._writes: list[list[_Fragments]] = []
         for place, (pages, group) in enumerate(zip(groups, plan.groups, strict=True)):
@@ -146,15 +143,24 @@ class RankMap:
     def store(self, device: Any, slots: SlotSpec) -> StoreCopies:
         """What this rank writes of a store, see `StoreCopies`.
 
-        vLLM leaves out blocks that a sliding window has dropped and that hold something else by now. Before the first block of a
-        transfer their places are known. After it they are not: vLLM pairs blocks with pages one after another, so the last page stays
-        empty, and any chunk of the group may have got blocks of its neighbour. A store that ends inside a chunk therefore spoils all
-        chunks of its group.
+        Where so many blocks are left out that nobody can tell which chunks the others belong to, nothing is written, and every chunk lacks
+        blocks: a store that was refused for some steps may have lost those of a sliding window in the meantime.
 
         Raises:
-            ValueError: the transfer does not add up, or names what is not there.
+            ValueError: the transfer does not add up in another way, or names what is not there.
         """
-        parts = self._parts(device, slots)
+        try:
+            parts = self._parts(device, slots)
+        except MissingBlocks as error:
+            log = logger.debug if self._told_of_missing_blocks else logger.warning
+            self._told_of_missing_blocks = True
+            log(
+                "%s: blocks of %d chunks were given away before they could be stored; they are dropped: %s",
+                _WHERE,
+                len(slots.offsets),
+                error,
+            )
+            return StoreCopies(_nothing(), _joined(()), np.ones(len(slots.offsets), np.bool_))
         if len(np.unique(slots.offsets)) != len(slots.offsets):
             raise ValueError("store: two chunks are to go into one slot")
         lacks: npt.NDArray[np.bool_] = np.zeros(len(slots.offsets), np.bool_)
@@ -164,10 +170,7 @@ class RankMap:
             for chunk, page in part.untouched(per_chunk):
                 missing = self._writes[part.group][page]
                 zeros.append((slots.offsets[chunk] + missing.record, missing.bytes))
-            if part.tail:
-                lacks[part.chunks] = True
-            elif part.head > self._spare[part.group]:
-                lacks[part.chunks[:1]] = True
+            lacks[part.lacking(self._spare[part.group])] = True
         return StoreCopies(self._copies(parts, slots, self._writes), _joined(zeros), lacks)
 
     def load(self, device: Any, slots: SlotSpec) -> Copies:
@@ -183,9 +186,9 @@ class RankMap:
         groups, count = len(self._plan.groups), len(slots.offsets)
         if len(device.group_sizes) != groups:
             raise ValueError(f"transfer: {len(device.group_sizes)} groups, the plan has {groups}")
-        parts = list(plan_copies(device, np.arange(count), self._plan.blocks_per_chunk))
         if count and not 0 <= int(slots.numbers.min()) <= int(slots.numbers.max()) < self._plan.slot_count:
             raise ValueError(f"transfer: slots {slots.numbers.tolist()} are not all below {self._plan.slot_count}")
+        parts = list(plan_copies(device, np.arange(count), self._plan.blocks_per_chunk))
         for part in parts:
             offsets, end = slots.offsets[part.chunks], self._region_bytes - self._records[part.group]
             wrong = (offsets < self._plan.slots_start) | (offsets > end) | (offsets % HEADER_BYTES != 0)
@@ -215,7 +218,7 @@ class RankMap:
                     )
                 )
         if not found:
-            return Copies(*(np.empty(0, np.int64) for _ in Copies._fields))
+            return _nothing()
         return merge(Copies(*map(np.concatenate, zip(*found, strict=True))))
 
 
@@ -254,6 +257,10 @@ def _fragments(found: Sequence[Run], tensors: Sequence[int], blocks_per_chunk: i
             local, payload = run.local_offset + number * run.local_stride, run.offset + number * run.stride
             table[run.block].append((tensors[run.layer], local, HEADER_BYTES + payload, run.length))
     return [_Fragments(*np.array(stretches, np.int64).reshape(-1, 4).T) for stretches in table]
+
+
+def _nothing() -> Copies:
+    return Copies(*(np.empty(0, np.int64) for _ in Copies._fields))
 
 
 def _joined(stretches: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
@@ -19,7 +20,7 @@ from kvstore_sdk.vllm.offloading.marks import MAX_SEQUENCE, Marks
 from kvstore_sdk.vllm.offloading.plan import Plan, read_plan
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
 
-__all__ = ["DeviceCopies", "HostMover", "Motion", "Mover"]
+__all__ = ["DeviceCopies", "HostMover", "Motion", "Mover", "TorchMover"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class HostMover:
     def _copy(self, copies: Copies, *, store: bool) -> Motion:
         started = time.perf_counter()
         region, tensors = self._region, self._tensors
-        assert region is not None
+        if region is None:
+            raise ValueError("HostMover: it was closed")
         stretches = (copies.tensor, copies.device, copies.device + copies.bytes, copies.host, copies.host + copies.bytes)
         lists = zip(*(array.tolist() for array in stretches), strict=True)
         # Slices of memory views cost the least of all ways that Python has, and refuse what lies outside.
@@ -103,6 +105,37 @@ class HostMover:
         else:
             for tensor, start, end, host, host_end in lists:
                 tensors[tensor][start:end] = region[host:host_end]
+        return _Done(time.perf_counter() - started)
+
+
+class TorchMover:
+    """For tensors on a device that torch can copy from and to: one copy after another, in the calling thread, each over when it returns.
+
+    Torch orders a copy after what the device was told to compute, and waits for it where host memory is not pinned. That holds up the
+    thread that computes: it is for devices without a mover of their own. It was tested with tensors in host memory, on no such device.
+    """
+
+    def __init__(self, pages: Sequence[DevicePages], region: Region) -> None:
+        self._host = torch.frombuffer(region.view, dtype=torch.int8)
+        self._tensors = [found.flat() for found in pages]
+
+    def store(self, copies: Copies) -> Motion:
+        return self._copy(copies, store=True)
+
+    def load(self, copies: Copies) -> Motion:
+        return self._copy(copies, store=False)
+
+    def close(self) -> None:
+        self._host, self._tensors = torch.empty(0, dtype=torch.int8), []
+
+    def _copy(self, copies: Copies, *, store: bool) -> Motion:
+        started = time.perf_counter()
+        for tensor, device, host, size in zip(*(array.tolist() for array in copies), strict=True):
+            there, here = self._tensors[tensor][device : device + size], self._host[host : host + size]
+            if store:
+                here.copy_(there)
+            else:
+                there.copy_(here)
         return _Done(time.perf_counter() - started)
 
 
@@ -145,7 +178,7 @@ class DeviceCopies:
             mover: What moves the bytes. Where it is not given, what the device of the tensors needs.
 
         Raises:
-            ConfigError: the tensors lie on a device of another kind than CPU and CUDA, or cannot be told apart into blocks.
+            ConfigError: the tensors lie on a device of another kind than CPU, CUDA and XPU, or cannot be told apart into blocks.
         """
         self._kv_caches: Any = kv_caches
         self._blocks_per_chunk, self._rank, self._world_size, self._spare = blocks_per_chunk, rank, world_size, tuple(spare)
@@ -163,8 +196,7 @@ class DeviceCopies:
             ConfigError: the plan of the region cannot be read, or is of another engine. Nothing was written.
             ValueError: the transfer does not add up, or names what is not there. Nothing was written.
         """
-        places, region, sequence = self._open(job_id), self._region, dst_spec.sequence
-        assert region is not None
+        (places, region), sequence = self._open(job_id), dst_spec.sequence
         if not 1 <= sequence <= MAX_SEQUENCE:
             raise ValueError(f"store {job_id}: sequence {sequence} is not from 1 to {MAX_SEQUENCE}")
         found = places.store(src_spec, dst_spec)
@@ -181,7 +213,8 @@ class DeviceCopies:
         Raises:
             ConfigError, ValueError: as for `submit_store`. No block was touched.
         """
-        copies = self._open(job_id).load(dst_spec, src_spec)
+        places, _ = self._open(job_id)
+        copies = places.load(dst_spec, src_spec)
         self._jobs.append(_Job(job_id, self._mover.load(copies), copies.total_bytes, 0, src_spec.numbers, np.empty(0, np.bool_)))
         return True
 
@@ -192,8 +225,8 @@ class DeviceCopies:
             if not job.motion.done():
                 running.append(job)
                 continue
-            if job.sequence:
-                assert self._marks is not None
+            # There are marks since the first transfer. A store without would be dropped.
+            if job.sequence and self._marks is not None:
                 self._marks.mark(self._rank, job.numbers, job.sequence, job.lacks)
             results.append(
                 self._result(job_id=job.job_id, success=True, transfer_size=job.bytes, transfer_time=max(0.0, job.motion.seconds()))
@@ -229,8 +262,8 @@ class DeviceCopies:
             if not job.motion.done() and np.isin(job.numbers, numbers).any():
                 job.motion.wait()
 
-    def _open(self, job_id: int) -> RankMap:
-        """The map of this rank, made from the plan at the first transfer: the scheduler wrote it before that."""
+    def _open(self, job_id: int) -> tuple[RankMap, Region]:
+        """The map of this rank, and the region. The map is made from the plan at the first transfer: the scheduler wrote it before that."""
         if self._region is None:
             raise ValueError(f"transfer {job_id}: the worker was shut down")
         if any(job.job_id == job_id for job in self._jobs):
@@ -240,7 +273,7 @@ class DeviceCopies:
             self._check(plan)
             self._map = RankMap(self._kv_caches, plan, self._rank, self._region.size_bytes, self._spare)
             self._marks = Marks(self._region, plan)
-        return self._map
+        return self._map, self._region
 
     def _check(self, plan: Plan) -> None:
         ours, theirs = (self._world_size, self._blocks_per_chunk), (plan.world_size, plan.blocks_per_chunk)
@@ -256,4 +289,7 @@ def _mover(pages: Sequence[DevicePages], region: Region) -> Mover:
         return HostMover(pages, region)
     if kinds == {"cuda"}:
         return CudaMover(pages, region)
-    raise ConfigError(_WHERE, "device", f"KV tensors on {', '.join(sorted(kinds))}: only cpu and cuda are known")
+    if kinds == {"xpu"}:
+        logger.warning("%s: on XPU blocks are copied one after another by the thread that computes; nobody has run this there", _WHERE)
+        return TorchMover(pages, region)
+    raise ConfigError(_WHERE, "device", f"KV tensors on {', '.join(sorted(kinds))}: only cpu, cuda and xpu are known")
