@@ -46,6 +46,10 @@ class LRU:
     def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
         return self._keys.coldest(protected)
 
+    def may_go(self, key: bytes) -> bool:
+        """Whether a key is resident and not pinned."""
+        return key in self._keys and not self._keys.is_pinned(key)
+
     def evict(self, key: bytes) -> None:
         if self._keys.is_pinned(key):
             raise ValueError(f"lru: evict {key.hex()}: it is pinned")

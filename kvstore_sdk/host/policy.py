@@ -8,6 +8,7 @@ from typing import Protocol
 from kvstore_sdk.backend.factories import is_factory_name, load_factory
 from kvstore_sdk.errors import ConfigError, KVStoreError
 from kvstore_sdk.host.arc import ARC
+from kvstore_sdk.host.guarded import Guarded
 from kvstore_sdk.host.lru import LRU
 
 __all__ = ["EvictionPolicy", "open_policy"]
@@ -18,6 +19,9 @@ class EvictionPolicy(Protocol):
 
     One host tier owns it and calls it under a lock, so that it needs none of its own. It holds keys, not bytes, and does no I/O. Every call
     is on the engine's thread: O(1) a key, amortised, at 10^5 keys and whatever is pinned.
+
+    A host tier never makes a call that has to raise. The first time that a policy which is not built in raises all the same, or names no
+    victim where there is one, or one that is none, an LRU takes its place for good, and the log says so.
 
     The calls for a chunk that comes in are, in this order: `miss`, as often as needed `victim` and `evict`, `insert`, and once it may be
     evicted `unpin`. A chunk that comes in together with others may find their calls between its own.
@@ -102,7 +106,7 @@ _METHODS = ("insert", "miss", "used", "pin", "unpin", "victim", "evict", "remove
 
 
 def open_policy(name: str, capacity: int) -> EvictionPolicy:
-    """Open a policy for one slot size.
+    """Open a policy for one slot size. One that is not built in is `Guarded`: whatever it does, its host tier goes on.
 
     Args:
         name: "lru", "arc", or "module:factory", a callable that takes the keyword argument `capacity` and returns a policy.
@@ -128,4 +132,4 @@ def open_policy(name: str, capacity: int) -> EvictionPolicy:
         raise ConfigError(where, "policy", problem) from cause
     if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
         raise ConfigError(where, "policy", f"the factory returned a {type(policy).__name__}, which lacks {', '.join(missing)}")
-    return policy
+    return policy if name in _POLICIES else Guarded(policy, name, capacity)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, overload
 
 from kvstore_sdk.backend import Buffer, Region
 from kvstore_sdk.errors import ConfigError
@@ -26,7 +27,14 @@ class HostTier:
 
     A chunk is found by `get` from `admit` until it is evicted, removed, discarded or quarantined, or all is `reset`. Its slot is free
     once it is not found, not being filled, not in quarantine and not pinned.
+
+    Attributes:
+        region: Where the slots lie.
+        get: The slot of a chunk, READY or FILLING; None if it is not there. It is read for every chunk of every look-up, and costs no more
+            than a dict.
     """
+
+    get: Callable[[bytes], Slot | None]
 
     def __init__(
         self,
@@ -71,6 +79,7 @@ class HostTier:
         self._pool = pool
         self._chunks = Chunks(pool, payload_bytes, policy)
         self._sizes, self._slots = self._chunks.sizes, self._chunks.slots
+        self.get = self._slots.get
         self._lengths = dict(payload_bytes)
         self._several = pool.several
         self._background_bytes = 0
@@ -107,13 +116,27 @@ class HostTier:
         room = self._background_most - self._background_bytes
         return min(room * shelf.size_bytes // shelf.charge_bytes for shelf in self._pool.shelves.values())
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all slots."""
+        return self._pool.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the slots in use, header and padding included."""
+        return sum(kind.used * kind.record_bytes for kind in self._chunks.kinds.values())
+
     def __len__(self) -> int:
         """How many chunks `get` finds."""
         return len(self._slots)
 
-    def get(self, key: bytes) -> Slot | None:
-        """The slot of a chunk, READY or FILLING."""
-        return self._slots.get(key)
+    def exceeds_reserve(self, keys: Sequence[bytes]) -> bool:
+        """Whether slots for all of them are more than what is kept for running stores.
+
+        Raises:
+            KeyError: a key is of a group that has no slots here.
+        """
+        return sum(self._chunks.kind(key).charge_bytes for key in keys) > self._pool.capacity_bytes - self._background_most
 
     def admit(self, keys: Sequence[bytes], purpose: Purpose, protect: Collection[bytes] = ()) -> list[Slot] | None:
         """Take slots for the chunks that are not resident, all or none.
@@ -248,6 +271,12 @@ class HostTier:
 
     # --- use ---
 
+    @overload
+    def pin(self, slots: Sequence[Slot], background: Literal[False]) -> Pin: ...
+
+    @overload
+    def pin(self, slots: Sequence[Slot], background: bool) -> Pin | None: ...
+
     def pin(self, slots: Sequence[Slot], background: bool) -> Pin | None:
         """Keep slots where they are until `unpin`. FILLING ones may be pinned too, so that nothing evicts them once they are READY.
 
@@ -378,8 +407,8 @@ class HostTier:
         kinds = self._chunks.kinds.values()
         return HostStats(
             groups={kind.group: kind.stats() for kind in kinds},
-            capacity_bytes=self._pool.capacity_bytes,
-            used_bytes=sum(kind.used * kind.record_bytes for kind in kinds),
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=self.used_bytes,
             reserve_bytes=self._pool.capacity_bytes - self._background_most,
             background_bytes=self._background_bytes,
             engine_only_slots=sum(len(size.late) for size in self._sizes.values()),

@@ -13,6 +13,9 @@ from kvstore_sdk.host.slots import Shelf, Slab
 __all__ = ["GroupStats", "HostStats", "Kind", "Pin", "Purpose", "Size", "Slot", "SlotState"]
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 class SlotState(Enum):
     """What may be done with the memory of a slot."""
 
@@ -108,6 +111,7 @@ class Slot:
         state: What may be done with the memory.
         pins: How many pins hold it.
         sealed: Whether its header page and checksum are in place. Set by whoever seals it.
+        lacking: Places of tiers that were to have the chunk and did not get it. Set by whoever sends it to them.
         source: "engine", or the name of the tier that the chunk came from. Set by whoever fills it.
         resident: Whether `get` finds it.
         engine_only: Its memory may still be written by a transfer that the engine forgot.
@@ -120,6 +124,7 @@ class Slot:
         "index",
         "key",
         "kind",
+        "lacking",
         "number",
         "offset",
         "pins",
@@ -151,6 +156,7 @@ class Slot:
         self.resident = True
         self.engine_only = engine_only
         self.sealed = False
+        self.lacking: frozenset[int] = _NONE
         self.source = "engine"
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import seal
-from kvstore_sdk.host import HostTier, Pin, Slot
+from kvstore_sdk.host import HostTier, Pin, Slot, SlotState
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.store.requests import Holds
 from kvstore_sdk.store.types import StoreTier
@@ -29,15 +29,17 @@ class _Work:
 
     Attributes:
         namespace: That they are sealed for.
+        places: The tiers that they are for.
         left: Parts that are not over: sealing, and one job for each tier.
     """
 
-    __slots__ = ("bytes", "left", "namespace", "pin", "slots")
+    __slots__ = ("bytes", "left", "namespace", "pin", "places", "slots")
 
-    def __init__(self, slots: Sequence[Slot], pin: Pin, namespace: str) -> None:
+    def __init__(self, slots: Sequence[Slot], pin: Pin, namespace: str, places: frozenset[int]) -> None:
         self.slots = slots
         self.pin = pin
         self.namespace = namespace
+        self.places = places
         self.bytes = sum(slot.record_bytes for slot in slots)
         self.left = 1
 
@@ -45,8 +47,12 @@ class _Work:
 class Cascades:
     """Pins what was stored, seals it on one thread, and gives it to every tier. Used under the store's lock, which that thread takes too.
 
-    What waits to be sealed, and what each tier is storing, are bounded; more is shed, head first kept, and counted. A slot that a call may
-    still read when its job ended stays pinned, and readable, until the tier releases it.
+    What waits to be sealed, and what each tier is storing, are bounded; more is shed, head first kept, and counted. What was shed is
+    offered again when the engine uses the chunk again and there is room. A slot that a call may still read when its job ended stays pinned,
+    and readable, until the tier releases it, and counts as long against the tier's share.
+
+    Attributes:
+        any_lacks: Whether anything was ever shed.
     """
 
     def __init__(
@@ -82,7 +88,10 @@ class Cascades:
         self._queued_bytes = 0
         self._sealing: _Work | None = None
         self._jobs: list[dict[int, _Work]] = [{} for _ in tiers]
+        # Of its jobs, and of what calls that outlived them hold.
         self._tier_bytes = [0] * len(tiers)
+        self._every = frozenset(range(len(tiers)))
+        self.any_lacks = False
         # A row can be held by several calls of one tier.
         self._held: dict[tuple[int, int], list[Pin]] = {}
         self._stopped = False
@@ -90,6 +99,7 @@ class Cascades:
 
     @property
     def busy(self) -> bool:
+        """Whether something waits to be sealed, or a tier is storing."""
         return bool(self._queue) or self._sealing is not None or any(self._jobs)
 
     @property
@@ -103,6 +113,7 @@ class Cascades:
         return len(self._held)
 
     def open_jobs(self, place: int) -> bool:
+        """Whether a tier is storing."""
         return bool(self._jobs[place])
 
     def start(self) -> None:
@@ -124,14 +135,23 @@ class Cascades:
         if not self._tiers or self._stopped:
             return
         self._holds.settle()
-        for start in range(0, len(slots), _WORK_CHUNKS):
-            part = slots[start : start + _WORK_CHUNKS]
-            if not self._add(part):
-                # The tail goes with it: without its head it is of little use.
-                for below in self._tiers:
-                    self._metrics.count("cascades", below.name, "shed", by=len(slots) - start)
-                break
-        self._wake.notify()
+        self._queue_up(slots, self._every)
+
+    def offer(self, slots: Sequence[Slot]) -> None:
+        """The engine uses these chunks: tiers that lack one, because it was shed, may have it now, if they have room again."""
+        if self._stopped or self._queued_bytes > self._max_bytes // 2:
+            return
+        able = {place for place in self._every if place not in self._off and self._tier_bytes[place] <= self._share_bytes // 2}
+        wanted: dict[frozenset[int], list[Slot]] = {}
+        for slot in slots:
+            if slot.lacking and slot.state is SlotState.READY and (places := slot.lacking & able):
+                wanted.setdefault(places, []).append(slot)
+        if wanted:
+            self._holds.settle()
+        for places, part in wanted.items():
+            for slot in part:
+                slot.lacking -= places
+            self._queue_up(part, places)
 
     def ended(self, place: int, result: JobResult) -> bool:
         """A job of a tier ended. False: it is none of ours."""
@@ -146,7 +166,9 @@ class Cascades:
                     if slot.number in held:
                         # As the work's own pin, which is still there: so it costs nothing more, and goes on to leave the reserve alone.
                         pin = self._host.pin((slot,), True)
-                        assert pin is not None
+                        if pin is None:
+                            raise RuntimeError(f"slot {slot.number} could not be pinned once more")
+                        self._tier_bytes[place] += slot.record_bytes
                         self._held.setdefault((place, slot.number), []).append(pin)
         finally:
             self._end_part(work)
@@ -161,7 +183,9 @@ class Cascades:
         pins = self._held.get((place, row))
         if pins is None:
             return False
-        self._host.unpin(pins.pop())
+        pin = pins.pop()
+        self._tier_bytes[place] -= pin.slots[0].record_bytes
+        self._host.unpin(pin)
         if not pins:
             del self._held[place, row]
         return True
@@ -190,7 +214,25 @@ class Cascades:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _add(self, slots: Sequence[Slot]) -> bool:
+    def _queue_up(self, slots: Sequence[Slot], places: frozenset[int]) -> None:
+        for start in range(0, len(slots), _WORK_CHUNKS):
+            part = slots[start : start + _WORK_CHUNKS]
+            if (fit := self._add(part, places)) < len(part):
+                # The tail goes with it: without its head it is of little use.
+                for place in places:
+                    self._shed(slots[start + fit :], place)
+                break
+        self._wake.notify()
+
+    def _shed(self, slots: Sequence[Slot], place: int) -> None:
+        """A tier does not get these."""
+        self.any_lacks = True
+        for slot in slots:
+            slot.lacking |= {place}
+        self._metrics.count("cascades", self._tiers[place].name, "shed", by=len(slots))
+
+    def _add(self, slots: Sequence[Slot], places: frozenset[int]) -> int:
+        """Queue as many from the front as there is room for. Returns how many."""
         room_bytes = self._max_bytes - self._queued_bytes
         fit = 0
         for slot in slots:
@@ -203,13 +245,10 @@ class Cascades:
             fit //= 2
             pin = self._host.pin(slots[:fit], True) if fit else None
         if pin is not None:
-            work = _Work(tuple(slots[:fit]), pin, self.namespace)
+            work = _Work(tuple(slots[:fit]), pin, self.namespace, places)
             self._queued_bytes += work.bytes
             self._queue.append(work)
-        if 0 < fit < len(slots):
-            for below in self._tiers:
-                self._metrics.count("cascades", below.name, "shed", by=len(slots) - fit)
-        return fit > 0
+        return fit
 
     def _end_part(self, work: _Work) -> None:
         work.left -= 1
@@ -241,6 +280,10 @@ class Cascades:
         """Seal each slot in its place. Others may read its payload meanwhile: only the header page and the padding change."""
         sealed = []
         for slot in work.slots:
+            if slot.sealed:
+                # It was for other tiers, in this namespace: after a reset no slot is resident.
+                sealed.append(slot)
+                continue
             try:
                 key = ChunkKey.from_engine(work.namespace, slot.key)
                 seal(self._host.record(slot.number).view, key, self._layout, slot.payload_bytes)
@@ -262,7 +305,7 @@ class Cascades:
                         slot.sealed = True
                     work.slots = sealed
                     work.bytes = sum(slot.record_bytes for slot in sealed)
-                    for place in range(len(self._tiers)):
+                    for place in sorted(work.places):
                         self._submit(place, work)
             finally:
                 self._end_part(work)
@@ -270,7 +313,7 @@ class Cascades:
     def _submit(self, place: int, work: _Work) -> None:
         below = self._tiers[place]
         if place in self._off or (self._tier_bytes[place] and self._tier_bytes[place] + work.bytes > self._share_bytes):
-            self._metrics.count("cascades", below.name, "shed", by=len(work.slots))
+            self._shed(work.slots, place)
             return
         job_id = next(self._job_ids)
         self._jobs[place][job_id] = work

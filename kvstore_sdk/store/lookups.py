@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from kvstore_sdk.host import HostTier, SlotState
 from kvstore_sdk.keys import GROUP_BYTES
+from kvstore_sdk.store.chains import Chains
 from kvstore_sdk.store.promotions import Promotions
-from kvstore_sdk.store.requests import Holds, Request, Want, in_chain_order
+from kvstore_sdk.store.requests import Holds, Request, Want
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.types import HOST, StoreTier
 from kvstore_sdk.tier import Lookup
@@ -19,7 +20,7 @@ __all__ = ["Lookups"]
 logger = logging.getLogger(__name__)
 
 _MAX_REQUESTS = 65_536
-"""Requests whose end is never told are forgotten beyond this, oldest first."""
+"""Requests that looked something up, stored or loaded. Beyond this the oldest is taken to be over: its end was never told."""
 
 _HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
 _READY = SlotState.READY
@@ -29,12 +30,13 @@ class Lookups:
     """Answers from memory; used under the store's lock.
 
     Attributes:
-        requests: Those that are open.
+        requests: Those that did something since they began.
 
     - HIT: the chunk is READY in host memory, and stays there until the request loads it or lets go.
     - MISS holds for the request for good.
     - PENDING ends: tiers have `lookup_timeout_s` to answer, a load has the tier's own time, room and another request's store are waited for
-      `lookup_timeout_s` as well. A request that already holds something waits for no room.
+      `lookup_timeout_s` as well. A request that already holds something waits for no room. One whose hits were let go, because it did not
+      load them for `hold_timeout_s`, is told no more of them in that step: stores that they kept from room come first.
     """
 
     def __init__(
@@ -56,18 +58,36 @@ class Lookups:
         self._metrics = metrics
         self._fault = fault
         self._get = host.get
+        self._chains = Chains(max(1024, 2 * host.row_count))
         self.requests: dict[str, Request] = {}
+        # The tiers of each request that began. Kept until its end, whatever becomes of the rest that is known of it.
+        self._places: dict[str, tuple[int, ...]] = {}
+        self._every = tuple(range(len(tiers)))
+        self._resting: list[Request] = []
         self._closed = False
         self._misses = 0
 
-    def open(self, request_id: str, names: Collection[str] | None) -> Request:
-        """A request began. `names`: the tiers that it may load from; None for all."""
+    def begin(self, request_id: str, names: Collection[str] | None) -> None:
+        """A request began. `names`: the tiers that it may load from; None for all. It costs little until it does something: an engine
+        may have any number of them in its queue."""
+        if request_id not in self._places and request_id not in self.requests:
+            every = self._every
+            self._places[request_id] = every if names is None else tuple(place for place in every if self._tiers[place].name in names)
+
+    def begun(self, request_id: str) -> Request | None:
+        """What is known of a request that began and did not end."""
+        return self.open(request_id) if request_id in self._places else self.requests.get(request_id)
+
+    def open(self, request_id: str) -> Request:
+        """What is known of a request, which begins now if it did not before."""
         if (known := self.requests.get(request_id)) is not None:
             return known
         if len(self.requests) >= _MAX_REQUESTS:
-            self.end(next(iter(self.requests)))
-        places = tuple(place for place, below in enumerate(self._tiers) if names is None or below.name in names)
-        request = self.requests[request_id] = Request(request_id, places)
+            oldest = next(iter(self.requests))
+            self._metrics.count("forgotten_requests")
+            logger.warning("request %s is forgotten: %d others came, and its end was never told", oldest, _MAX_REQUESTS)
+            self._end(oldest)
+        request = self.requests[request_id] = Request(request_id, self._places.get(request_id, self._every))
         return request
 
     def get(self, request_id: str) -> Request | None:
@@ -77,10 +97,12 @@ class Lookups:
         """The answer, for whatever `TieredStore.lookup` does not answer by itself."""
         request = self.requests.get(request_id)
         if request is None:
-            request = self.open(request_id, None)
+            request = self.open(request_id)
         slot = self._get(key)
         if slot is None or slot.state is not _READY or key in request.missed or self._closed:
             return self._pend(request, key)
+        if request.rests:
+            return _PENDING
         if not self._holds.hold(request, slot):
             return self._no_room(request, key)
         if (want := request.wants.pop(key, None)) is not None:
@@ -98,28 +120,48 @@ class Lookups:
             self._promotions.forget(request)
             request.wants.clear()
 
+    def restart(self, request_id: str) -> None:
+        """The request starts over, and may be told something else. It is still the same one, and will have used what it used once."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        self.let_go(request)
+        self._forget_in_tiers(request)
+        request.told.clear()
+        request.missed.clear()
+        # It loads what it stored itself, so that the order in which it goes on is no longer that of the chain.
+        self._chains.learn(request.chain)
+        request.earlier.update(request.chain)
+        request.chain.clear()
+
     def end(self, request_id: str) -> None:
         """The request is over."""
+        self._places.pop(request_id, None)
+        self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
         request = self.requests.pop(request_id, None)
         if request is None:
             return
         self.let_go(request)
-        if request.asked:
-            for below in self._tiers:
-                try:
-                    below.tier.end_request(request_id)
-                except Exception:
-                    logger.exception("%s: the end of a request could not be told", below.name)
-                    self._fault("tier")
-        if request.chain:
-            self._host.used(in_chain_order(list(request.chain)))
+        self._forget_in_tiers(request)
+        if request.chain or request.earlier:
+            self._host.used(self._chains.used(request.chain, request.earlier))
 
     def expire(self, now: float) -> None:
         """Let go what nobody loaded in time."""
         self._holds.now_s = now
         for request in self._holds.overdue(now - self._settings.hold_timeout_s):
             self._holds.release(request)
+            request.rests = True
+            self._resting.append(request)
             self._metrics.count("expired_holds")
+
+    def wake(self) -> None:
+        """A step is over: whose hits were let go may look them up again."""
+        for request in self._resting:
+            request.rests = False
+        self._resting.clear()
 
     def forget(self) -> None:
         """Nothing that any request was told holds any more: what was not a miss is one now."""
@@ -129,6 +171,8 @@ class Lookups:
             self.let_go(request)
             request.missed.update(request.told)
             request.chain.clear()
+            request.earlier.clear()
+        self._chains.clear()
 
     def close(self) -> None:
         """From now on everything is a MISS."""
@@ -169,8 +213,9 @@ class Lookups:
             # Another request's store.
             return self._timed_out(request, want) or _PENDING
         if want.place >= 0:
-            # The next `flush` finds room for it, or says MISS.
-            return _PENDING
+            # Every `flush` finds room for it, or says MISS after `lookup_timeout_s`. Whatever keeps it from that, this ends.
+            over = self._holds.now_s - want.placed_s > 2 * self._settings.lookup_timeout_s
+            return self.miss(request, key) if over else _PENDING
         return self._ask(request, want)
 
     def _ask(self, request: Request, want: Want) -> Lookup:
@@ -188,9 +233,21 @@ class Lookups:
             elif answer is _HIT and want.place < 0 and (not pending or late):
                 want.place = place
         if want.place >= 0:
+            want.placed_s = self._holds.now_s
             self._promotions.want(request, want)
             return _PENDING
         return (self._timed_out(request, want) or _PENDING) if pending else self.miss(request, want.key)
+
+    def _forget_in_tiers(self, request: Request) -> None:
+        if not request.asked:
+            return
+        request.asked = False
+        for below in self._tiers:
+            try:
+                below.tier.end_request(request.id)
+            except Exception:
+                logger.exception("%s: the end of a request could not be told", below.name)
+                self._fault("tier")
 
     def _answer_of(self, place: int, request_id: str, key: bytes) -> Lookup:
         if place in self._promotions.off:

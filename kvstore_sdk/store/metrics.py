@@ -14,15 +14,22 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "hits": MetricSpec("Chunks that requests were told are there, by the tier that had them; once for each request and chunk.", ("tier",)),
     "misses": MetricSpec("Chunks that requests were told are not there, or not in time; once for each request and chunk."),
     "lookup_timeouts": MetricSpec("Misses because no tier answered, or no store ended, in time."),
+    "engine_stores": MetricSpec("Chunks that the engine wrote whole into host memory."),
+    "engine_loads": MetricSpec(
+        "Chunks that the engine read from host memory. Where this stays near 0 and engine_stores grows, what is written is never read."
+    ),
     "no_room": MetricSpec(
         "Chunks that host memory had no room for when they were wanted (lookup: a miss; store: asked again).", ("wanted",)
     ),
-    "unfit_stores": MetricSpec("Chunks that were not stored because the request's chunks are more than host memory could ever hold."),
+    "unfit_stores": MetricSpec(
+        "Chunks that were not stored, nor asked for again, because what a request stored at once was more than host memory has room for."
+    ),
     "incomplete_stores": MetricSpec("Chunks that were dropped because not all ranks wrote them whole."),
     "promotions": MetricSpec("Chunks loaded into host memory, by tier and result (loaded, failed, late).", ("tier", "result")),
     "cascades": MetricSpec("Chunks sent from host memory, by tier and result (stored, failed, skipped, shed).", ("tier", "result")),
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
     "expired_holds": MetricSpec("Requests whose hits were let go because nobody loaded them in time."),
+    "forgotten_requests": MetricSpec("Requests that were taken to be over because so many others came. Their ends should have been told."),
     "faults": MetricSpec("Errors of the SDK or of a policy that were caught, by the part they came from.", ("part",)),
 }
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import islice
 
 from kvstore_sdk.host import HostTier, Pin, Slot
-from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.store.types import HOST
 from kvstore_sdk.tier import Lookup
 
-__all__ = ["Holds", "Request", "Want", "in_chain_order"]
+__all__ = ["Holds", "Request", "Want"]
 
 _QUOTA = 64
 """Hits that a request may add before `Holds` is asked again: room for so many is kept from others until the next `settle`."""
@@ -24,9 +24,10 @@ class Want:
         no_room_s: When host memory had no room for it for the first time; 0.0 before.
         answers: What each tier said, by its place in the list.
         place: The tier that it is to come from; -1 before one was found.
+        placed_s: When that tier was found.
     """
 
-    __slots__ = ("answers", "asked_s", "key", "no_room_s", "place")
+    __slots__ = ("answers", "asked_s", "key", "no_room_s", "place", "placed_s")
 
     def __init__(self, key: bytes, asked_s: float) -> None:
         self.key = key
@@ -34,6 +35,7 @@ class Want:
         self.no_room_s = 0.0
         self.answers: dict[int, Lookup] = {}
         self.place = -1
+        self.placed_s = 0.0
 
 
 class Request:
@@ -50,13 +52,16 @@ class Request:
         held_since_s: When it came to hold something.
         wants: What it was told PENDING for, in the order it asked.
         promoting: How many promotions it waits for.
-        chain: What it loaded and stored, in order.
+        chain: What it loaded and stored since it began or started over, in order.
+        earlier: The same of the time before.
         asked: Whether tiers know of it.
+        rests: What it held was let go because it took too long. It holds nothing before the next step, so that others may have the room.
     """
 
     __slots__ = (
         "asked",
         "chain",
+        "earlier",
         "held",
         "held_since_s",
         "id",
@@ -65,6 +70,7 @@ class Request:
         "places",
         "promoting",
         "quota",
+        "rests",
         "settled",
         "told",
         "wants",
@@ -83,7 +89,9 @@ class Request:
         self.wants: dict[bytes, Want] = {}
         self.promoting = 0
         self.chain: dict[bytes, None] = {}
+        self.earlier: dict[bytes, None] = {}
         self.asked = False
+        self.rests = False
 
     @property
     def may_wait_for_room(self) -> bool:
@@ -106,7 +114,7 @@ class Holds:
     def __init__(self, host: HostTier, largest_record: int) -> None:
         self._host = host
         self._largest_record = largest_record
-        self._fresh: list[Request] = []
+        self._fresh: deque[Request] = deque()
         self._holding: dict[str, Request] = {}
         self.room = 0
         self.now_s = 0.0
@@ -141,23 +149,19 @@ class Holds:
     def settle(self) -> None:
         """Pin what is fresh. Called before anything that could evict it or take its room."""
         self.room = 0
-        if not self._fresh:
-            return
-        requests, self._fresh = self._fresh, []
-        for request in requests:
+        while self._fresh:
+            request = self._fresh.popleft()
             slots = self._take_fresh(request)
             if not slots:
                 continue
-            pin = self._host.pin(slots, True)
-            if pin is not None:
-                request.pins.append(pin)
-                continue
-            # There was room for them when they were told; if there is none now, they are looked up again.
+            # Until they are pinned they are no hits. There was room for them when they were told; if there is none now, they are looked up
+            # again.
             for slot in slots:
                 del request.held[slot.key]
             request.settled = len(request.held)
-            for slot in slots:
-                self._pin(request, (slot,))
+            if not self._pin(request, slots):
+                for slot in slots:
+                    self._pin(request, (slot,))
 
     def release(self, request: Request) -> None:
         """The request holds nothing any more."""
@@ -213,13 +217,3 @@ class Holds:
         if request.id not in self._holding:
             self._holding[request.id] = request
             request.held_since_s = self.now_s
-
-
-def in_chain_order(keys: Sequence[bytes]) -> list[bytes]:
-    """Keys of several groups, each group's in the order of its chain, as one chain: what belongs to the same tokens stays together."""
-    groups: dict[bytes, list[bytes]] = {}
-    for key in keys:
-        groups.setdefault(key[-GROUP_BYTES:], []).append(key)
-    if len(groups) < 2:
-        return list(keys)
-    return [key for key in chain.from_iterable(zip_longest(*groups.values())) if key is not None]

@@ -112,7 +112,7 @@ class TieredStore:
             holds=self._holds,
             namespace=identity.namespace,
             layout=identity.layout,
-            max_bytes=int(host.stats().capacity_bytes * settings.cascade_fraction),
+            max_bytes=int(host.capacity_bytes * settings.cascade_fraction),
             metrics=self.metrics,
             job_ids=job_ids,
             off=self._promotions.off,
@@ -157,7 +157,7 @@ class TieredStore:
             tiers: Names of the tiers that it may load from; None for all. What is in host memory it may always load.
         """
         with self._lock:
-            self._lookups.open(request_id, tiers)
+            self._lookups.begin(request_id, tiers)
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether a chunk is there, from memory. MISS holds for the request; a key that no chunk can have is a MISS."""
@@ -184,6 +184,12 @@ class TieredStore:
                 if (request := self._lookups.get(request_id)) is not None:
                     self._lookups.let_go(request)
 
+    def restart_request(self, request_id: str) -> None:
+        """The request was preempted and starts over: it holds nothing, and what it was told does not hold any more. It may load from the
+        same tiers as before, and counts as one use at its end."""
+        with self._lock:
+            self._lookups.restart(request_id)
+
     def end_request(self, request_id: str) -> None:
         """The request is over. Its chain counts as used once: from now on its tail goes before its head. Transfers of it may go on."""
         with self._lock:
@@ -194,6 +200,7 @@ class TieredStore:
         with self._lock:
             if self._closed:
                 return
+            self._lookups.wake()
             self._lookups.expire(time.monotonic())
             self._below.flush()
             self._lookups.count()
@@ -203,12 +210,6 @@ class TieredStore:
         with self._lock:
             request = self._lookups.get(request_id)
             return None if request is None else self._lookups.source(request, key)
-
-    def source_of(self, key: bytes) -> str | None:
-        """Where a chunk in host memory came from: `engine`, or a tier's name. None: it is not there, or not complete."""
-        with self._lock:
-            slot = self.host.get(key)
-            return slot.source if slot is not None and slot.state is SlotState.READY else None
 
     def is_filling(self, key: bytes) -> bool:
         """Whether a chunk is on its way into host memory, from a tier or from the engine."""
@@ -232,7 +233,7 @@ class TieredStore:
         with self._lock:
             if self._closed:
                 return [None] * len(keys)
-            if (request := self._lookups.get(request_id)) is not None:
+            if (request := self._lookups.begun(request_id)) is not None:
                 request.chain.update(dict.fromkeys(keys))
             return self._transfers.begin_store(keys)
 
@@ -257,7 +258,7 @@ class TieredStore:
             KeyError: one is not there: it was no HIT, or was let go. Nothing was pinned.
         """
         with self._lock:
-            request = self._lookups.get(request_id)
+            request = self._lookups.begun(request_id)
             slots = self._transfers.begin_load(request_id, request, keys)
             if request is not None:
                 request.chain.update(dict.fromkeys(keys))
@@ -371,8 +372,8 @@ class TieredStore:
 
     def _declare_gauges(self) -> None:
         gauge, host = self.metrics.gauge, self.host
-        gauge("host_capacity_bytes", lambda: host.stats().capacity_bytes)
-        gauge("host_used_bytes", lambda: host.stats().used_bytes)
+        gauge("host_capacity_bytes", lambda: host.capacity_bytes)
+        gauge("host_used_bytes", lambda: host.used_bytes)
         gauge("holding_requests", lambda: len(self._holds))
         gauge("open_promotions", lambda: len(self._promotions))
         gauge("cascade_bytes", lambda: self._cascades.bytes)

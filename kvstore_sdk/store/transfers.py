@@ -55,6 +55,8 @@ class Transfers:
     def begin_store(self, keys: Sequence[bytes]) -> list[Slot | None] | None:
         """Slots for what is not there; None: no room now."""
         get = self._get
+        if self._cascades.any_lacks:
+            self._cascades.offer([slot for key in keys if (slot := get(key)) is not None])
         if len(self._promotions):
             comes = self._promotions.is_open
             fresh = self._fitting([key for key in keys if get(key) is None or comes(key)])
@@ -66,7 +68,7 @@ class Transfers:
         if len(self._promotions):
             for key in fresh:
                 self._promotions.supersede(key)
-        slots = self._host.admit(fresh, Purpose.STORE, frozenset(keys))
+        slots = self._admit(fresh, frozenset(keys))
         self._evicted()
         if slots is None:
             self._metrics.count("no_room", "store", by=len(fresh))
@@ -91,6 +93,7 @@ class Transfers:
             self._metrics.count("incomplete_stores", by=len(dropped))
         if not slots:
             return
+        self._metrics.count("engine_stores", by=len(slots))
         try:
             # Pinned for the tiers before anything could evict them.
             self._cascades.add(slots)
@@ -109,13 +112,15 @@ class Transfers:
             slots.append(slot)
         if slots:
             pin = self._host.pin(slots, False)
-            assert pin is not None  # only background pins are refused
             self._loads.setdefault(request_id, []).append(_Load(set(keys), pin))
+            if self._cascades.any_lacks:
+                self._cascades.offer(slots)
         return slots
 
     def end_load(self, request_id: str, keys: Collection[bytes]) -> None:
         """The engine copied these chunks, or gave up to. A second time is ignored and counted."""
         left = set(keys)
+        told = len(left)
         loads = self._loads.get(request_id, [])
         for load in list(loads):
             ended = load.left & left
@@ -126,6 +131,8 @@ class Transfers:
                 self._host.unpin(load.pin)
         if not loads:
             self._loads.pop(request_id, None)
+        if len(left) < told:
+            self._metrics.count("engine_loads", by=told - len(left))
         if left:
             self._metrics.count("double_releases", by=len(left))
 
@@ -137,6 +144,19 @@ class Transfers:
             self._host.unpin(pin)
         self._stores.clear()
         self._loads.clear()
+
+    def _admit(self, keys: list[bytes], protected: frozenset[bytes]) -> list[Slot] | None:
+        """Slots for these. The reserve is a promise to stores that are no larger than it: those get room once running transfers end, and
+        are asked again until then. For a larger one it may never come, and the engine asks for more each time: of that, the head is taken.
+        """
+        slots = self._host.admit(keys, Purpose.STORE, protected)
+        asked = len(keys)
+        while slots is None and len(keys) > 1 and self._host.exceeds_reserve(keys):
+            keys = keys[: len(keys) // 2]
+            slots = self._host.admit(keys, Purpose.STORE, protected)
+        if slots is not None and len(keys) < asked:
+            self._metrics.count("unfit_stores", by=asked - len(keys))
+        return slots
 
     def _fitting(self, keys: list[bytes]) -> list[bytes]:
         """As many from the front as host memory could ever hold, of groups that it has."""

@@ -327,7 +327,9 @@ def test_policies_open_by_name() -> None:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "acme_policies.py").write_text(
         "from kvstore_sdk.host.lru import LRU\n"
-        "class Namespace:\n    open_lru = LRU\n"
+        "class MostRecent(LRU):\n"
+        "    def victim(self, protected=()):\n        return list(self._keys._order)[-1]\n"
+        "class Namespace:\n    open_most_recent = MostRecent\n"
         "def open_broken(*, capacity):\n    raise RuntimeError(f'no {capacity}')\n"
         "def open_list(*, capacity):\n    return []\n"
         "value = 1\n"
@@ -340,7 +342,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("module")
 def test_a_policy_of_ones_own_opens_as_module_and_factory() -> None:
-    assert isinstance(open_policy("acme_policies:Namespace.open_lru", 3), LRU)
+    policy = open_policy("acme_policies:Namespace.open_most_recent", 3)
+    for number in range(3):
+        policy.insert(bytes([number]))
+        policy.unpin([bytes([number])])
+    assert policy.victim() == bytes([2])
 
 
 @pytest.mark.usefixtures("module")

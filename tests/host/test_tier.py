@@ -403,25 +403,27 @@ def test_a_key_of_a_group_without_slots_is_named_before_anything_happens() -> No
     assert host.payload_bytes(7) == 2 * PAGE
 
 
-def test_a_policy_that_hides_or_invents_victims_costs_room_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vendor's policy may be wrong in any way: no slot is lost, none given twice."""
+@pytest.mark.parametrize("answer", [None, key(99), key(0), key(7), "text"], ids=["hides", "invents", "pinned", "filling", "no key"])
+def test_a_policy_that_hides_or_invents_victims_is_replaced(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vendor's policy may be wrong in any way: stores go on, no slot is lost, none given twice."""
 
     class Stubborn(LRU):
-        answer: bytes | None = None
-
         def victim(self, protected: object = ()) -> bytes | None:
-            return self.answer
+            return answer
 
     module = types.ModuleType("stubborn_policy")
     module.Stubborn = Stubborn  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "stubborn_policy", module)
-    for answer in (None, key(99), key(0), key(7)):
-        monkeypatch.setattr(Stubborn, "answer", answer)
-        host = host_of(5, policy="stubborn_policy:Stubborn")
-        slots = store(host, range(3))
-        pin = pinned(host, slots[:1])
-        filling = host.admit([key(7)], PROMOTION) or []
-        assert host.admit(keys([10, 11]), STORE) is None
-        check_books(host, [*slots, *filling])
-        assert not any(host.get(chunk) for chunk in keys([10, 11]))
-        host.unpin(pin)
+    host = host_of(5, policy="stubborn_policy:Stubborn")
+    slots = store(host, range(3))
+    pin = pinned(host, slots[:1])
+    filling = host.admit([key(7)], PROMOTION) or []
+    taken = host.admit(keys([10, 11]), STORE)
+    assert taken is not None
+    # The least recently used one that may go.
+    assert [host.get(key(number)) is not None for number in range(3)] == [True, True, False]
+    assert caplog.text.count("from now on the least recently used leaves first") == 1
+    check_books(host, [*slots[:2], *filling, *taken])
+    host.unpin(pin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,44 +173,52 @@ def test_a_tier_that_raises_loses_nothing(method: str, new_stand: NewStand, monk
 
 
 class Moody(LRU):
-    """A policy that raises when it is told to."""
+    """A policy that fails once, in the call that it is told to."""
 
-    broken: frozenset[str] = frozenset()
+    fails_in = ""
 
-    def _may(self, method: str) -> None:
-        if method in Moody.broken:
-            raise RuntimeError(f"{method} is broken")
-
-    def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
-        self._may("victim")
-        return super().victim(protected)
-
-    def used(self, keys: Any) -> None:
-        self._may("used")
-        super().used(keys)
+    def __getattribute__(self, name: str) -> Any:
+        if name == Moody.fails_in:
+            Moody.fails_in = ""
+            raise RuntimeError(f"{name} is broken")
+        return super().__getattribute__(name)
 
 
 def open_moody(capacity: int) -> Moody:
     return Moody(capacity)
 
 
-def test_a_policy_that_raises_while_room_is_made_loses_no_slot(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["insert", "miss", "used", "pin", "unpin", "victim", "evict", "remove", "clear"])
+def test_a_policy_that_fails_breaks_no_promise(
+    method: str, new_stand: NewStand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hit stays one, whatever is stored in between; nobody meets the error; no slot is lost, and none is pinned for ever."""
     monkeypatch.setitem(sys.modules, "moody", sys.modules[__name__])
-    stand = new_stand(policy="moody:open_moody", slots=8, lookup_timeout_s=0.2)
-    stand.put(keys(4))
+    stand = new_stand(policy="moody:open_moody", slots=8)
+    stand.put(keys(8))
     stand.settle()
-    stand.evict_all()
-    stand.put(keys(8, 10))
-    stand.settle()
-    monkeypatch.setattr(Moody, "broken", frozenset({"victim"}))
-    assert stand.hits(keys(4), stand.request()) == 0
-    assert stand.total("faults", "host") >= 1
-    monkeypatch.setattr(Moody, "broken", frozenset())
-    assert stand.hits(keys(4)) == 4
-    stand.settle()
-    stand.put(keys(8, 50))
+    waiting = stand.request()
+    assert stand.ask(keys(4), waiting) == [Lookup.HIT] * 4
+    monkeypatch.setattr(Moody, "fails_in", method)
+    for number in range(12):
+        assert stand.put([key(50 + number)]) is not None
+    stand.store.begin_store("nobody", [key(80)])
+    stand.store.end_store([key(80)], incomplete=[key(80)])
+    assert [stand.store.lookup(waiting, one) for one in keys(4)] == [Lookup.HIT] * 4
+    stand.load(waiting, keys(4))
+    stand.store.end_request(waiting)
+    if method == "clear":
+        stand.settle()
+        stand.store.reset()
+    assert "from now on the least recently used leaves first" in caplog.text
+    assert not Moody.fails_in
     stand.settle()
     assert stand.is_at_rest()
+    assert stand.host.stats().background_bytes == 0
+    slots = stand.put(keys(8, 100))
+    assert slots is not None
+    assert None not in slots
+    assert stand.hits(keys(6, 100)) == 6
 
 
 def test_a_chunk_that_cannot_be_sealed_costs_itself_alone(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:

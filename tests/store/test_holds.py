@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from store_bench import Stand, key, keys
@@ -191,6 +192,59 @@ def test_requests_whose_end_is_never_told_are_forgotten(new_stand: NewStand, mon
         assert stand.store.lookup(f"lost-{number}", key(0)) is Lookup.HIT
     assert len(stand.store._lookups.requests) == 100
     assert len(stand.store._holds) <= 100
+
+
+def test_a_queue_of_any_length_widens_no_filter_and_forgets_nobody(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may queue far more requests than ever look something up, and what began first runs first."""
+    monkeypatch.setattr(lookups_module, "_MAX_REQUESTS", 100)
+    stand = new_stand()
+    stand.put(keys(2))
+    stand.settle()
+    stand.evict_all()
+    stand.store.begin_request("first", [])
+    for number in range(1000):
+        stand.store.begin_request(f"queued-{number}")
+    assert stand.ask([key(0)], "first") == [Lookup.MISS]
+    for number in range(1000):
+        stand.store.lookup(f"other-{number}", key(1))
+    assert stand.total("forgotten_requests") == 901
+    # It did not end, so that it may load from no tier still.
+    assert stand.ask([key(0)], "first") == [Lookup.MISS]
+    assert stand.hits(keys(2)) == 2
+    stand.store.end_request("first")
+    assert stand.hits(keys(2), "first") == 2
+
+
+def test_a_chunk_that_a_tier_has_is_pending_for_a_time_whatever_fails(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = new_stand(lookup_timeout_s=0.05)
+    stand.put([key(0)])
+    stand.settle()
+    stand.evict_all()
+    monkeypatch.setattr(stand.store._promotions, "send", lambda: None)
+    assert stand.ask([key(0)], stand.request()) == [Lookup.MISS]
+
+
+def test_hits_whose_pin_fails_are_looked_up_again(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a HIT that nothing holds: of no request, though only one met the error."""
+    stand = new_stand({}, slots=200)
+    stand.put(keys(6))
+    first, second = stand.request(), stand.request()
+    look_up(stand, first, keys(3))
+    look_up(stand, second, keys(3, 3))
+    real, failures = stand.host.pin, [RuntimeError("no")]
+
+    def pin(slots: Any, background: bool) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(slots, background)
+
+    monkeypatch.setattr(stand.host, "pin", pin)
+    with pytest.raises(RuntimeError, match="no"):
+        stand.put([key(20)])
+    drive_out(stand)
+    assert stand.ask(keys(3), first) == [Lookup.MISS] * 3
+    assert [stand.store.lookup(second, one) for one in keys(3, 3)] == [Lookup.HIT] * 3
+    stand.load(second, keys(3, 3))
 
 
 def test_a_store_to_tiers_takes_no_room_that_hits_were_promised(new_stand: NewStand) -> None:

@@ -134,6 +134,44 @@ def test_a_store_larger_than_host_memory_stores_its_head(new_stand: NewStand) ->
     assert stand.hits(keys(30)) == 6
 
 
+def test_a_store_larger_than_the_reserve_stores_its_head_though_hits_wait(new_stand: NewStand) -> None:
+    """LIV-21: the engine asks for more each time that it is refused, so that waiting would never end."""
+    stand = new_stand({}, slots=8)
+    stand.put(keys(6))
+    look_up = stand.request()
+    assert stand.ask(keys(6), look_up) == [Lookup.HIT] * 6
+    slots = stand.put(keys(5, 200))
+    assert slots is not None
+    assert [slot is not None for slot in slots] == [True] * 2 + [False] * 3
+    assert stand.total("unfit_stores") == 3
+    stand.load(look_up, keys(6))
+
+
+def test_a_store_within_the_reserve_is_never_cut(new_stand: NewStand) -> None:
+    """It is asked again instead, until a running transfer ends."""
+    stand = new_stand({}, slots=8)
+    first = stand.store.begin_store("first", keys(7))
+    assert first is not None
+    assert stand.store.begin_store("second", keys(2, 50)) is None
+    stand.store.end_store(keys(7))
+    assert stand.put(keys(2, 50)) is not None
+    assert not stand.total("unfit_stores")
+
+
+def test_hits_that_are_kept_too_long_are_given_up_for_a_whole_step(new_stand: NewStand) -> None:
+    """An engine looks up before it stores: a request that holds again at once would leave no moment for a store."""
+    stand = new_stand({}, slots=8, hold_timeout_s=0.05)
+    stand.put(keys(6))
+    waiting = stand.request()
+    assert stand.ask(keys(6), waiting) == [Lookup.HIT] * 6
+    time.sleep(0.1)
+    stand.store.flush()
+    assert [stand.store.lookup(waiting, one) for one in keys(6)] == [Lookup.PENDING] * 6
+    assert stand.pinned() == 0
+    stand.store.flush()
+    assert [stand.store.lookup(waiting, one) for one in keys(6)] == [Lookup.HIT] * 6
+
+
 def test_promotions_of_queued_requests_leave_room_for_a_running_store(new_stand: NewStand) -> None:
     """CAP-09: fifty queued look-ups that hit a slow tier, and one store."""
     backend = FaultyBackend(Wide(open_memory("")))

@@ -72,7 +72,7 @@ def test_a_chunk_that_is_being_written_is_pending_and_then_a_hit(new_stand: NewS
     stand.write(slots)
     stand.store.end_store(keys(2))
     assert stand.store.lookup(reader, key(0)) is Lookup.HIT
-    assert stand.store.source_of(key(0)) == "engine"
+    assert stand.store.source(reader, key(0)) == "host"
 
 
 def test_a_chunk_that_lacks_a_part_is_dropped(new_stand: NewStand) -> None:

@@ -73,8 +73,8 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         self._tails = PartialTails(known)
         self._hash_unconfirmed = none_hash
         self._events = known.events
+        self._host_groups = metrics.HostGroups()
         self._writing: dict[bytes, _Writing] = {}
-        self._allowed: dict[str, Collection[str]] = {}
         self._sequence = 0
         self._polled = self._told_of_epoch = False
 
@@ -83,10 +83,11 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
     @never_raises(compat.request_context)
     def on_new_request(self, req_context: Any) -> Any:
         """Ask for nothing special. The first request confirms that the engine hashes as the identity says."""
+        if self._store is not None and self._hash_unconfirmed is not None:
+            # May switch the store off.
+            self._confirm_hash(self._hash_unconfirmed)
         if self._store is not None and self._open is not None:
-            if self._hash_unconfirmed is not None:
-                self._confirm_hash(self._hash_unconfirmed)
-            self._begin(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities))
+            self._store.begin_request(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities))
         return compat.request_context()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
@@ -114,7 +115,6 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what the request was told. Its transfers may still end, and in some versions begin, after this."""
         if self._store is not None:
-            self._allowed.pop(req_context.req_id, None)
             self._store.end_request(req_context.req_id)
 
     @never_raises(lambda: None)
@@ -126,9 +126,8 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         begun, preempted = compat.scheduled_requests(context)
         self._store.let_go(begun)
         for request_id in preempted:
-            # It starts over. What it stored itself in the meantime it may find, though it was a miss when it began.
-            self._store.end_request(request_id)
-            self._begin(request_id, self._allowed.get(request_id))
+            # What it stored itself in the meantime it may find, though it was a miss when it began.
+            self._store.restart_request(request_id)
         self._store.flush()
         self._store.poll()
 
@@ -196,13 +195,12 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         for sequence, part in groupby(found, key=lambda pair: pair[0].sequence):
             written = {writing.number: key for writing, key in part}
             whole = list(written.values())
-            self._store.end_store(whole, self._not_whole(sequence, written) if success else frozenset(whole))
+            self._store.end_store(whole, self._not_whole(self._open.marks, sequence, written) if success else frozenset(whole))
 
-    def _not_whole(self, sequence: int, written: Mapping[int, bytes]) -> Collection[bytes]:
+    def _not_whole(self, marks: Marks, sequence: int, written: Mapping[int, bytes]) -> Collection[bytes]:
         """The chunks of a store that some rank did not write, or not all of; all of them when that cannot be told."""
         try:
-            assert self._open is not None
-            missing, lacking = self._open.marks.read(list(written), sequence)
+            missing, lacking = marks.read(list(written), sequence)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("complete_store")
             return frozenset(written.values())
@@ -237,24 +235,21 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
 
     @never_raises(lambda: None)
     def get_stats(self) -> Any:
-        """What was counted since the last call, by the store and by each tier."""
+        """What was counted since the last call, by the store, in host memory and by each tier."""
         if self._open is None:
             return None
-        return metrics.store_stats(self._open.store.metrics.take(), {below.name: below.tier.metrics.take() for below in self._open.tiers})
+        store = self._open.store
+        # Nothing but numbers, which another thread may just be changing.
+        host = self._host_groups.take(store.host.stats())
+        return metrics.store_stats(store.metrics.take(), host, {below.name: below.tier.metrics.take() for below in self._open.tiers})
 
     # The end of things.
 
     def reset_cache(self) -> None:
         """The engine's weights may change: never serve again what was stored before. Takes the store's `drain_timeout_s` at most."""
         self._writing.clear()
-        try:
-            if self._store is not None:
-                self._store.reset()
-                self._tell_of_epoch()
-        except Exception:  # noqa: BLE001  logged by `_complain`
-            self._complain("reset_cache")
-            logger.error("%s: switched off after an error of its own", self.shown_as)
-            self.shutdown()
+        if self._reset():
+            self._tell_of_epoch()
 
     def shutdown(self) -> None:
         """Close the tiers, in the store's `close_timeout_s` and theirs, and let go of the region unless a call may still touch it."""
@@ -271,12 +266,6 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
 
     # Inside.
 
-    def _begin(self, request_id: str, tiers: Collection[str] | None) -> None:
-        assert self._store is not None
-        if tiers is not None:
-            self._allowed[request_id] = tiers
-        self._store.begin_request(request_id, tiers)
-
     def _tell_of_epoch(self) -> None:
         """Say once that what is stored after a reset is this engine's alone."""
         if self._open is not None and self._open.outlives_us and not self._told_of_epoch:
@@ -286,10 +275,22 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
 
     def _confirm_hash(self, expected: bytes) -> None:
         """The engine draws its seed after the manager is built, so what was assumed is checked before anything is stored."""
-        self._hash_unconfirmed = None
-        if not compat.is_none_hash(expected) and self._store is not None:
+        if not compat.is_none_hash(expected):
             logger.warning("%s: the engine hashes from another seed than expected: its chunks are private", self.shown_as)
-            self._store.reset()
+            self._reset()
+        self._hash_unconfirmed = None
+
+    def _reset(self) -> bool:
+        """Forget everything. False: there is nothing, or it could not be done, and nothing is stored or found from now on."""
+        try:
+            if self._store is not None:
+                self._store.reset()
+                return True
+        except Exception:  # noqa: BLE001  logged by `_complain`
+            self._complain("reset_cache")
+            logger.error("%s: switched off after an error of its own", self.shown_as)
+            self.shutdown()
+        return False
 
 
 def _spec(slots: Sequence[Slot], sequence: int = 0) -> SlotSpec:
