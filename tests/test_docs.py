@@ -17,6 +17,7 @@ import pytest
 from kvstore_sdk import store
 from kvstore_sdk.backend import Capabilities
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS
+from kvstore_sdk.vllm.metrics import HOST_COUNTERS, HOST_GAUGES
 from kvstore_sdk.vllm.offloading.options import parse_offloading_options
 from kvstore_sdk.vllm.options import parse_tier_options
 
@@ -136,7 +137,7 @@ def test_the_tables_of_options_and_metrics_are_those_of_the_code() -> None:
     spec.loader.exec_module(tables)
     page = tables.PAGE.read_text()
     assert page.count("<!-- options: ") == 6
-    shown = (COUNTERS, GAUGES, HISTOGRAMS, store.COUNTERS, store.GAUGES, store.HISTOGRAMS)
+    shown = (COUNTERS, GAUGES, HISTOGRAMS, store.COUNTERS, store.GAUGES, store.HISTOGRAMS, HOST_COUNTERS, HOST_GAUGES)
     assert page.count("| `vllm:kvstore_") == sum(map(len, shown))
     assert page == tables.rewritten(page), "run: make docs"
 

@@ -16,7 +16,7 @@ from kvstore_sdk.backend.options import options_of
 from kvstore_sdk.cli.backends import describe
 from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, TierSettings
-from kvstore_sdk.vllm.metrics import PREFIX, STORE_PREFIX
+from kvstore_sdk.vllm.metrics import HOST_COUNTERS, HOST_GAUGES, HOST_PREFIX, PREFIX, STORE_PREFIX
 from kvstore_sdk.vllm.offloading.options import HostOptions
 from kvstore_sdk.vllm.options import AdapterOptions
 
@@ -39,11 +39,17 @@ def table(name: str) -> str:
 
 
 def metrics(kind: str) -> str:
-    """`counters`, `gauges` or `histograms` of a tier, or with `store-` before it those of the store, by the names that vLLM gives them."""
+    """`counters`, `gauges` or `histograms` of a tier, with `store-` or `host-` before it those of the store or of host memory.
+
+    By the names that vLLM gives them.
+    """
     ours, prefix = {"counters": COUNTERS, "gauges": GAUGES, "histograms": HISTOGRAMS}, PREFIX
     if kind.startswith("store-"):
         kind, prefix = kind.removeprefix("store-"), STORE_PREFIX
         ours = {"counters": store.COUNTERS, "gauges": store.GAUGES, "histograms": store.HISTOGRAMS}
+    elif kind.startswith("host-"):
+        kind, prefix = kind.removeprefix("host-"), HOST_PREFIX
+        ours = {"counters": HOST_COUNTERS, "gauges": HOST_GAUGES}
     rows = [f"| {kind.removesuffix('s')} | labels | meaning |", "|---|---|---|"]
     for name, spec in ours[kind].items():
         rows.append(f"| `{prefix}{name}` | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.doc} |")

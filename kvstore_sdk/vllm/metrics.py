@@ -1,20 +1,50 @@
-"""What the SDK counts, as vLLM's own metrics: each Tier with vLLM's label `tier`, and a TieredStore."""
+"""What the SDK counts, as vLLM's own metrics: each Tier with vLLM's label `tier`, host memory by KV cache group, and a TieredStore."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from kvstore_sdk.host import HostStats
+from kvstore_sdk.store import HOST
 from kvstore_sdk.store import metrics as store_metrics
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, MetricsDelta, MetricSpec
 from kvstore_sdk.vllm import compat
 
-__all__ = ["PREFIX", "STORE_PREFIX", "TIER_LABEL", "definitions", "stats", "store_definitions", "store_stats"]
+__all__ = [
+    "HOST_COUNTERS",
+    "HOST_GAUGES",
+    "HOST_PREFIX",
+    "PREFIX",
+    "STORE_PREFIX",
+    "TIER_LABEL",
+    "HostGroups",
+    "definitions",
+    "stats",
+    "store_definitions",
+    "store_stats",
+]
 
 PREFIX = "vllm:kvstore_"
-STORE_PREFIX = "vllm:kvstore_store_"
+STORE_PREFIX = "vllm:kvstore_tiered_"
+"""Of a TieredStore. `store` is what a Tier does, and begins names of its own."""
+HOST_PREFIX = "vllm:kvstore_host_"
+"""Of host memory, by KV cache group; with the label `tier` too, whose value is `host`."""
 TIER_LABEL = "tier"
 """Its value is vLLM's own for the tier, `2:kvstore` for the second in the list of tiers with vLLM's counting from 1."""
+
+HOST_COUNTERS: Mapping[str, MetricSpec] = {
+    "evictions": MetricSpec("Chunks evicted from host memory.", ("group",)),
+    "hits": MetricSpec("Chunks in host memory that transfers to the engine were served from.", ("group",)),
+}
+
+HOST_GAUGES: Mapping[str, MetricSpec] = {
+    "slots": MetricSpec("How many chunks of the group there could be if there were no others.", ("group",)),
+    "used_slots": MetricSpec("Slots in use, by whatever state.", ("group",)),
+    "used_bytes": MetricSpec("Bytes of the slots in use, header and padding included.", ("group",)),
+    "pinned_slots": MetricSpec("Slots in use whose chunk cannot be evicted now.", ("group",)),
+    "quarantined_slots": MetricSpec("Slots that hold no chunk, but that a late call may still touch.", ("group",)),
+}
 
 
 def definitions() -> dict[str, Any]:
@@ -35,19 +65,42 @@ def stats(delta: MetricsDelta, tier: str) -> Any:
 
 
 def store_definitions() -> dict[str, Any]:
-    """Every metric of a TieredStore and of its tiers."""
-    return _STORE.definitions() | _TIER.definitions()
+    """Every metric of a TieredStore, its host memory and its tiers."""
+    return _STORE.definitions() | _HOST.definitions() | _TIER.definitions()
 
 
-def store_stats(store: MetricsDelta, tiers: Mapping[str, MetricsDelta]) -> Any:
-    """What is new in a TieredStore and, by name, in its tiers; None when nothing is.
+class HostGroups:
+    """Counts from a HostTier's totals. For one thread."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, tuple[str, ...]], int] = {}
+
+    def take(self, stats: HostStats) -> MetricsDelta:
+        """What is new since the last call, and what is so now."""
+        totals: dict[tuple[str, tuple[str, ...]], int] = {}
+        gauges: dict[tuple[str, tuple[str, ...]], float] = {}
+        for number, group in stats.groups.items():
+            label = (str(number),)
+            totals["evictions", label], totals["hits", label] = group.evictions, group.hits
+            gauges["slots", label] = group.slots
+            gauges["used_slots", label], gauges["used_bytes", label] = group.used, group.used_bytes
+            gauges["pinned_slots", label], gauges["quarantined_slots", label] = group.pinned, group.quarantined
+        counters = {series: total - self._told.get(series, 0) for series, total in totals.items()}
+        self._told = totals
+        return MetricsDelta(counters, {}, gauges)
+
+
+def store_stats(store: MetricsDelta, host: MetricsDelta, tiers: Mapping[str, MetricsDelta]) -> Any:
+    """What is new in a TieredStore, in its host memory and, by name, in its tiers; None when nothing is.
 
     Args:
         store: From the store's metrics.
+        host: From `HostGroups`.
         tiers: By name, from the metrics of each tier.
     """
     result = compat.new_stats()
     _STORE.add(result, store, ())
+    _HOST.add(result, host, (HOST,))
     for name, delta in tiers.items():
         _TIER.add(result, delta, (name,))
     return None if result.is_empty() else result
@@ -93,4 +146,5 @@ class _Family:
 
 
 _TIER = _Family(PREFIX, (TIER_LABEL,), COUNTERS, GAUGES, HISTOGRAMS)
+_HOST = _Family(HOST_PREFIX, (TIER_LABEL,), HOST_COUNTERS, HOST_GAUGES, {})
 _STORE = _Family(STORE_PREFIX, (), store_metrics.COUNTERS, store_metrics.GAUGES, store_metrics.HISTOGRAMS)

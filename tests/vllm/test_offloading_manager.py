@@ -17,7 +17,7 @@ from vllm_records import is_good, record_paths
 from vllm_stand import Stand, offload
 
 from kvstore_sdk.vllm import compat
-from kvstore_sdk.vllm.metrics import PREFIX, STORE_PREFIX
+from kvstore_sdk.vllm.metrics import HOST_PREFIX, PREFIX, STORE_PREFIX
 from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager
 from kvstore_sdk.vllm.offloading.spec import KVStoreOffloadingSpec
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
@@ -269,7 +269,36 @@ def test_all_that_is_counted_is_declared(build: Build, tmp_path: Path) -> None:
     labels = {"model_name": "offloading", "engine": "0"}
     assert read(f"{STORE_PREFIX}hits_total", {**labels, "tier": "host"}) == 4.0
     assert read(f"{PREFIX}stores_total", {**labels, "tier": "1:kvstore", "result": "stored"}) == 4.0
+    for group in ("0", "1"):
+        of_group = {**labels, "tier": "host", "group": group}
+        assert read(f"{HOST_PREFIX}hits_total", of_group) == 2.0
+        assert read(f"{HOST_PREFIX}used_slots", of_group) == 2.0
     assert all(name.startswith(PREFIX) for name in declared)
+
+
+def test_an_engine_that_hashes_from_another_seed_shares_nothing(build: Build) -> None:
+    made = build()
+    before = made.manager._store.identity.namespace
+    made.manager._hash_unconfirmed = b"something else"
+    keys = stored(made)
+    assert made.manager._hash_unconfirmed is None
+    assert made.manager._store.identity.namespace != before
+    request = made.request("second", keys)
+    assert made.lookup(request, keys) == [True] * 4
+
+
+def test_where_a_wrong_seed_cannot_be_answered_nothing_is_stored(
+    build: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its keys would be under a name that others share."""
+    made = build()
+    made.manager._hash_unconfirmed = b"something else"
+    monkeypatch.setattr(made.manager._store, "reset", lambda: 1 // 0)
+    keys = made.keys("a", 2)
+    request = made.request("first", keys)
+    assert "switched off" in caplog.text
+    assert made.manager.prepare_store(keys, request).keys_to_store == []
+    assert made.manager.lookup(keys[0], request) is compat.MISS
 
 
 class _Broken:

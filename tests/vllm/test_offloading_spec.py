@@ -180,6 +180,7 @@ def test_what_a_killed_engine_left_is_swept_by_the_next(build: Build) -> None:
 
 def test_the_frontend_declares_without_opening(tmp_path: Path) -> None:
     declared = KVStoreOffloadingSpec.build_metric_definitions({"secondary_tiers": [entry(tmp_path / "kv")]})
-    assert "vllm:kvstore_store_hits" in declared
+    assert "vllm:kvstore_tiered_hits" in declared
+    assert "vllm:kvstore_host_evictions" in declared
     assert "vllm:kvstore_loads" in declared
     assert list(tmp_path.iterdir()) == []
