@@ -263,6 +263,10 @@ def _attention(config: Any, module: Any, spec: Any, block_tokens: int, blocks: i
     total, tp = int(config.model_config.get_total_num_kv_heads()), int(config.parallel_config.tensor_parallel_size)
     if heads != max(1, total // tp):
         raise _Opaque(f"a rank has {heads} heads of {total}, which {tp} ranks do not make")
+    draft = getattr(config.speculative_config, "draft_model_config", None)
+    if draft is not None and int(draft.get_total_num_kv_heads()) not in (0, total):
+        # Its layers are among those of the model: where each rank has one head of either, nothing else tells whose are copies.
+        raise _Opaque(f"the draft model has {draft.get_total_num_kv_heads()} heads, the model {total}")
     cache = _one(module.kv_cache)
     shape, strides = tuple(cache.shape), tuple(cache.stride())
     tokens, elements = int(shape[-2]), content // cache.element_size()

@@ -58,6 +58,8 @@ def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int) -> Rank
     nodes = int(getattr(config.parallel_config, "nnodes", 1))
     if nodes > 1:
         raise ConfigError(_WHERE, "nnodes", f"{nodes} machines share no host tier; run one engine on each, or set it to 1")
+    if known.parallel.rank == 0:
+        _tell_of_lost_hits(known, config)
     groups, extents = {}, {}
     writes = not known.replicated or known.parallel.rank == 0
     for place, (group, tokens, layers) in enumerate(known.groups):
@@ -109,6 +111,29 @@ def spare_pages(spec: Any) -> tuple[int, ...]:
         reach = tokens * known.blocks_per_chunk if aligned else step
         found.append(max(0, (reach - max(windows)) // tokens) if windows and all(windows) else 0)
     return tuple(found)
+
+
+def _tell_of_lost_hits(known: compat.SpecFacts, config: Any) -> None:
+    """Say that vLLM itself will find nothing again of a prompt that is repeated, where that is so (0.30 to 0.33).
+
+    Of layers with a window, and of states, it offloads what a reader at the end of the prompt needs; but in front of a group that holds
+    draft layers a reader resumes a chunk before that.
+    """
+    speculative, interval = config.speculative_config, getattr(config.cache_config, "prefix_cache_retention_interval", None)
+    drops = getattr(speculative, "use_eagle_block_drop", None)
+    # vLLM flags groups of these methods' draft layers alone.
+    if interval != 0 or drops is None or not drops() or speculative.method not in ("mtp", "dspark"):
+        return
+    modules: Mapping[str, Any] = config.compilation_config.static_forward_context
+    specs = [modules[name].get_kv_cache_spec(config) for _, _, names in known.groups for name in names if name in modules]
+    if any(_window(spec, 0) for spec in specs):
+        logger.warning(
+            "%s: with method %s and prefix_cache_retention_interval 0, which is vLLM's default, a repeated prompt is not found again: "
+            "vLLM offloads too little of layers with a window or a state. Start it with --prefix-cache-retention-interval None, "
+            "or set disable_eagle_block_drop in speculative_config",
+            _WHERE,
+            speculative.method,
+        )
 
 
 def _window(spec: Any, speculative: int) -> int:

@@ -33,9 +33,9 @@ INTO = [[20, 21, 22, 23], [24, 25, 26, 27]]
 HOST_BYTES = (256 << 10) + 4096 + 10 * 12288
 
 
-def build(folder: str = "", **extra: Any) -> Stand:
+def build(folder: str = "", blocks: int = 32, **extra: Any) -> Stand:
     tiers = [{"type": "kvstore", "backend": "fs", "location": str(FOLDER / folder)}] if folder else []
-    return Stand(tiers, spec_class=KVStoreOffloadingSpec, extra={"cpu_bytes_to_use": HOST_BYTES, **extra})
+    return Stand(tiers, spec_class=KVStoreOffloadingSpec, blocks=blocks, extra={"cpu_bytes_to_use": HOST_BYTES, **extra})
 
 
 def signatures_cover_the_base_class() -> None:
@@ -191,6 +191,34 @@ def through_the_real_scheduler() -> None:
     made.close()
 
 
+def a_group_of_draft_layers_is_found_again() -> None:
+    """HMA-03. Ten chunks, pushed out of host memory by others, come back from the store but for what vLLM leaves to be computed."""
+    chunks, blocks = 10, [list(range(1, 21)), list(range(21, 41))]
+    made = build("drafts", blocks=90, cpu_bytes_to_use=(256 << 10) + 4096 + 44 * 12288)
+    scheduler = Scheduler(made, drafts=(1,))
+    written = made.fill(5, blocks)
+    for name in "abcde":
+        request = scheduler.request(name, chunks, name)
+        assert scheduler.find(request) == 0
+        scheduler.step([(request, [[*group, 88 + place] for place, group in enumerate(blocks)], chunks * made.chunk_tokens + 1)])
+        scheduler.settle()
+        scheduler.finish(request)
+        scheduler.settle()
+        if name == "a":
+            made.fill(6, blocks)
+    request = scheduler.request("again", chunks, "a")
+    found = scheduler.find(request) // made.chunk_tokens
+    into = [list(range(41, 41 + 2 * found)), list(range(61, 61 + 2 * found))]
+    scheduler.load(request, into, found * made.chunk_tokens)
+    scheduler.settle()
+    lengths = [len(content) // chunks * found for content in written]
+    assert made.content(into) == [content[:length] for content, length in zip(written, lengths, strict=True)]
+    count = made.manager._store.metrics.total
+    report["drafts"] = {"found": found, "stores": count("engine_stores"), "loads": count("engine_loads")}
+    report["drafts"]["promoted"] = count("promotions", "1:kvstore", "loaded")
+    made.close()
+
+
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     report: dict[str, Any] = {"version": vllm.__version__}
@@ -201,6 +229,7 @@ if __name__ == "__main__":
     host_memory_alone()
     partial_tails_are_misses()
     through_the_real_scheduler()
+    a_group_of_draft_layers_is_found_again()
     mine = f"kvstore-test-{os.getpid()}-"
     report["left in /dev/shm"] = [name for name in os.listdir("/dev/shm") if mine in name]
     sys.stdout.write(f"REPORT {json.dumps(report)}\n")

@@ -233,6 +233,20 @@ def test_a_draft_model_cut_in_other_parts_is_opaque() -> None:
     assert interior_of(config, list(layers), 32, BLOCKS, [8192]).interior == "lbh-ktv"
 
 
+def test_a_draft_model_of_other_heads_is_opaque() -> None:
+    """Eight ranks have one head each of a model of 4, which are copies two by two, and of a draft model of 8, which are not."""
+    layers = {"layer": Attention(full(num_kv_heads=1)), "draft": Attention(full(num_kv_heads=1))}
+    config = config_of(layers, tp=8, heads=4)
+    for heads, opaque in ((8, True), (2, True), (4, False)):
+        config.speculative_config = SimpleNamespace(
+            draft_parallel_config=config.parallel_config,
+            draft_model_config=SimpleNamespace(get_total_num_kv_heads=lambda heads=heads: heads),
+        )
+        found = interior_of(config, list(layers), 32, BLOCKS, [4096, 4096])
+        assert ("draft model has" in found.why) == opaque
+        assert (found.shape is None) == opaque
+
+
 def test_kernel_blocks_are_part_of_the_interior() -> None:
     """Keys are transposed within a block of the kernel: those of 32 tokens in a block of 64 are other bytes than one of 64."""
     found = look(Attention(full(block_size=64), kernel_tokens=32), block_tokens=64)

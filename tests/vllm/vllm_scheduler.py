@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import time
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,12 +39,18 @@ def attention_spec() -> Any:
 class Scheduler:
     """The connector's scheduler over the manager of a stand, and as much of vLLM's own as talks to it."""
 
-    def __init__(self, stand: Stand) -> None:
+    def __init__(self, stand: Stand, drafts: Collection[int] = ()) -> None:
+        """Args:
+        stand: Whose manager it drives.
+        drafts: The groups that hold draft layers.
+        """
         self.stand = stand
         module = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler")
         self.metadata = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.offloading.common")
         spec = attention_spec()
-        groups = [Lenient(layer_names=list(LAYERS[group]), kv_cache_spec=spec, is_eagle_group=False) for group in range(stand.groups)]
+        groups = [
+            Lenient(layer_names=list(LAYERS[group]), kv_cache_spec=spec, is_eagle_group=group in drafts) for group in range(stand.groups)
+        ]
         kv_cache_config = Lenient(kv_cache_groups=groups, prefix_cacheable_group_ids=tuple(range(stand.groups)))
         vllm_config = lenient(stand.configs[0])
         if compat.SHARES_REGION_BETWEEN_REPLICAS:
