@@ -193,15 +193,22 @@ class _Opaque(Exception):
     """Why a cache cannot be read by others."""
 
 
+_RELEASED = re.compile(r"(\d+)\.(\d+)\.\d+(\.post\d+)?(\+(cpu|cu\d+))?")
+"""Versions that vLLM released, and the builds of them that it publishes. Others, whatever they are near to, may have other kernels."""
+_NO_RELEASE = (0, 0)
+
+
 def _release(version: str) -> tuple[int, int]:
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    numbers = _RELEASED.fullmatch(version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else _NO_RELEASE
 
 
 def _layer(config: Any, facts: CacheFacts, name: str, block_tokens: int, blocks: int) -> RankLayout:
     """One layer's cache, by its names first and then by looking at it."""
     module, spec = _module(config, name)
     entry = certify(facts)
+    if _release(facts.vllm) == _NO_RELEASE:
+        raise _Opaque(f"vLLM {facts.vllm} is not a release: nobody knows its kernels")
     if entry is None:
         raise _Opaque(f"{facts} is not on the list of certified caches")
     parallel, speculative = config.parallel_config, config.speculative_config

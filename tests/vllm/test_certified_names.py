@@ -131,6 +131,23 @@ def test_one_other_name_is_enough_to_be_opaque(name: str, value: str) -> None:
     assert certify(dataclasses.replace(VEC, **{name: value})) is None
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1.post2", "0.32.1+cpu", "0.32.0.post1+cu128"])
+def test_released_builds_are_known(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    assert look(Attention(full())).interior == "lbh-ktv"
+
+
+@pytest.mark.parametrize(
+    "version", ["0.32.0rc1", "0.32.1.dev7+gabc1234", "0.32.0+corp.patch", "0.32.0+cu128.patched", "0.32.0-fork", "0.32", "0.32.0\n", "dev"]
+)
+def test_what_is_no_release_is_opaque_and_says_so(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may be anybody's, and strides do not show what they write."""
+    monkeypatch.setattr(vllm, "__version__", version)
+    found = look(Attention(full()))
+    assert found.shape is None
+    assert found.why == f"vLLM {version} is not a release: nobody knows its kernels"
+
+
 def test_the_documentation_has_every_entry() -> None:
     def releases(entry: Entry) -> str:
         last = (entry.before[0], entry.before[1] - 1)
