@@ -42,8 +42,10 @@ class Events:
             self._events.append(StoreEvent(gone, True, HOST))
 
     def forget(self) -> None:
-        """Host memory was emptied."""
+        """Host memory was emptied, and no tier has a chunk that anybody here may load any more. What tiers told before, and nobody took, is
+        told no more: it would come after the engine's own word that everything is cleared."""
         self.went(sorted(self._announced))
+        self._take_from_tiers()
 
     def take(self) -> list[StoreEvent]:
         """The events since the last call, those of each place in order."""
@@ -51,6 +53,10 @@ class Events:
             return []
         events = list(self._events)
         self._events.clear()
+        return events + self._take_from_tiers()
+
+    def _take_from_tiers(self) -> list[StoreEvent]:
+        events: list[StoreEvent] = []
         for below in self._tiers:
             try:
                 events += [StoreEvent(event.keys, event.removed, below.name, below.locality) for event in below.tier.take_events()]

@@ -250,7 +250,7 @@ class Lookups:
                 self._fault("tier")
 
     def _answer_of(self, place: int, request_id: str, key: bytes) -> Lookup:
-        if place in self._promotions.off:
+        if not self._promotions.may_ask(place):
             return _MISS
         try:
             return self._tiers[place].tier.lookup(request_id, key)

@@ -17,6 +17,9 @@ __all__ = ["Promotions"]
 logger = logging.getLogger(__name__)
 
 _FILLING = SlotState.FILLING
+_QUARANTINE_FRACTION = 0.125
+"""Part of host memory that late calls of all tiers may keep in quarantine before a tier that has its share of it is asked for no more. With
+the defaults half of what the reserve and stores to tiers leave: the other half is for hits, whatever a tier never settles."""
 
 
 class _Promotion:
@@ -78,6 +81,8 @@ class Promotions:
         self._queue: dict[str, tuple[Request, list[Want]]] = {}
         self._jobs: list[dict[int, list[_Promotion]]] = [{} for _ in tiers]
         self._quarantined: dict[tuple[int, int], Slot] = {}
+        self._quarantined_bytes = [0] * len(tiers)
+        self._most_quarantined_bytes = int(host.capacity_bytes * _QUARANTINE_FRACTION) // max(1, len(tiers))
 
     def __len__(self) -> int:
         """Chunks on their way."""
@@ -90,9 +95,15 @@ class Promotions:
 
     @property
     def busy(self) -> bool:
+        """Whether a tier is loading."""
         return any(self._jobs)
 
+    def may_ask(self, place: int) -> bool:
+        """Whether a tier may be asked for chunks: it is in use, and its late calls do not hold more than their share of host memory."""
+        return place not in self.off and self._quarantined_bytes[place] <= self._most_quarantined_bytes
+
     def open_jobs(self, place: int) -> bool:
+        """Whether a tier is loading."""
         return bool(self._jobs[place])
 
     def is_open(self, key: bytes) -> bool:
@@ -173,6 +184,7 @@ class Promotions:
             if slot.number in held:
                 # Whatever the result says: what may still be written into is not read.
                 self._quarantined[place, slot.number] = slot
+                self._quarantined_bytes[place] += slot.record_bytes
                 self._safely(self._host.quarantine, slot)
                 self._failed(promotion, "late")
             elif key in done and promotion.wanted:
@@ -189,6 +201,7 @@ class Promotions:
         slot = self._quarantined.pop((place, row), None)
         if slot is None:
             return False
+        self._quarantined_bytes[place] -= slot.record_bytes
         self._host.release(slot)
         return True
 

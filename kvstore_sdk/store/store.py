@@ -300,6 +300,9 @@ class TieredStore:
         Transfers of the engine that are under way are forgotten: their ends are passed over. Requests go on, and hold nothing. Takes as
         long as the slowest tier's `drain_timeout_s`.
 
+        Events tell that host memory is empty. Of tiers they tell nothing: the records stay where they are, for whoever has the identity of
+        before, and nobody keeps a list of them. Whoever follows the events has to take the reset itself as the end of them.
+
         Args:
             weights_version: Names the weights that the engine uses from now on, so that engines with the same ones share again. Without
                 it only this engine knows the new namespace.
@@ -317,11 +320,11 @@ class TieredStore:
             self._lookups.forget()
             self._promotions.reset()
             self._transfers.reset()
-            self._events.forget()
             self._hear_evicted()
             self.identity = identity
             self._below.reset(weights_version, identity)
             self._poll()
+            self._events.forget()
 
     def close(self) -> bool:
         """Let stores to tiers end, for `close_timeout_s` at most, then close every tier, whatever another one does. Idempotent.

@@ -66,6 +66,23 @@ def test_a_reset_tells_that_host_memory_is_empty(new_stand: NewStand) -> None:
     assert sorted(stand.events()) == sorted((HOST, one, True) for one in keys(3))
 
 
+def test_what_tiers_told_before_a_reset_is_not_told_after_it(new_stand: NewStand) -> None:
+    """The engine says by itself that everything is cleared; what came after that would be believed."""
+    stand = new_stand()
+    stand.put(keys(3))
+    stand.settle()
+    stand.store.reset()
+    stand.put([key(9)])
+    stand.settle()
+    told = stand.events()
+    assert [event for event in told if event[0] == "below"] == [("below", key(9), False)]
+    there: set[bytes] = set()
+    for tier, one, removed in told:
+        if tier == HOST:
+            (there.discard if removed else there.add)(one)
+    assert there == {key(9)}
+
+
 def test_incomplete_chunks_are_not_told(new_stand: NewStand) -> None:
     stand = new_stand({})
     assert stand.store.begin_store("one", keys(2)) is not None
