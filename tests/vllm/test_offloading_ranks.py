@@ -61,6 +61,8 @@ def page_digests(records: Mapping[ChunkKey, Path]) -> Iterator[str]:
         yield from (xxhash.xxh3_128_hexdigest(payload[at : at + size]) for at in range(0, len(payload), size))
 
 
+# Engines of two ranks take a minute to start on a busy machine.
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["llama", "gemma", "deepseek"])
 def test_one_rank_and_two_ranks_load_what_the_other_stored(
     name: str, models: ModelShop, start: Callable[..., Engine], two_ranks: Callable[[TinyModel, Path], EngineProcess], tmp_path: Path

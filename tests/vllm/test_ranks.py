@@ -32,6 +32,8 @@ def begin(running: list[EngineProcess], model: TinyModel, folder: Path) -> Engin
     return engine
 
 
+# Engines of two ranks take a minute to start on a busy machine.
+@pytest.mark.timeout(400)
 def test_both_ranks_halves_are_stored_and_reused(models: ModelShop, processes: list[EngineProcess], tmp_path: Path) -> None:
     """KEY-08, KEY-09, TOP-01: one record holds what both ranks have, under one name."""
     folder = tmp_path / "kv"
