@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-__all__ = ["Shelf", "Slab", "SlotPool"]
+__all__ = ["SizeClass", "Slab", "SlotPool"]
 
 PAGE_BYTES = 4096
 
@@ -24,18 +24,18 @@ class Slab:
     Attributes:
         start: Offset of its first byte.
         first: Number of the first slot of any size in it.
-        shelf: The size that it serves, None for none.
+        size_class: What it is divided into, None for nothing.
         taken: Slots of it that are in use.
         idle: How many of those could be evicted now; kept by whoever takes slots.
         used_at: Time of the newest use of any of its slots; kept by whoever takes slots.
     """
 
-    __slots__ = ("first", "free", "idle", "shelf", "start", "taken", "unused", "used_at")
+    __slots__ = ("first", "free", "idle", "size_class", "start", "taken", "unused", "used_at")
 
     def __init__(self, start: int, first: int) -> None:
         self.start = start
         self.first = first
-        self.shelf: Shelf | None = None
+        self.size_class: SizeClass | None = None
         self.taken = 0
         self.idle = 0
         self.used_at = 0
@@ -44,7 +44,7 @@ class Slab:
         self.free: list[int] = []
 
 
-class Shelf:
+class SizeClass:
     """All slots of one size.
 
     Attributes:
@@ -99,7 +99,7 @@ class Shelf:
             self._open.remove(slab)
             self.free -= self.per_slab
             slab.free.clear()
-            slab.shelf = None
+            slab.size_class = None
             self._pool.spare.append(slab)
 
     def grow(self) -> bool:
@@ -107,23 +107,23 @@ class Shelf:
         if not self._pool.spare:
             return False
         slab = self._pool.spare.pop()
-        slab.shelf = self
+        slab.size_class = self
         slab.unused = 0
         self._open.append(slab)
         self.free += self.per_slab
         return True
 
     def __repr__(self) -> str:
-        return f"Shelf(size_bytes={self.size_bytes}, per_slab={self.per_slab}, free={self.free})"
+        return f"SizeClass(size_bytes={self.size_bytes}, per_slab={self.per_slab}, free={self.free})"
 
 
 class SlotPool:
     """Divides `[start, start + size_bytes)` into slots.
 
-    A slot has a number, which belongs to one offset and one size for good. `shelves` has one shelf of each size.
+    A slot has a number, which belongs to one offset and one size for good. There is one size class for each size.
 
     Attributes:
-        shelves: By size, the largest first.
+        size_classes: By size, the largest first.
         slabs: All of them, in order.
         spare: Those that serve no size.
         slab_count: How many there are; 0 when the largest size does not fit.
@@ -154,11 +154,11 @@ class SlotPool:
             self.slab_bytes = max(size_bytes // ordered[0], 1) * ordered[0]
         self.slab_count = max(size_bytes, 0) // self.slab_bytes
         self.capacity_bytes = self.slab_count * self.slab_bytes
-        self.shelves: dict[int, Shelf] = {}
+        self.size_classes: dict[int, SizeClass] = {}
         slots = 0
         for size in ordered:
             per_slab = self.slab_bytes // size
-            self.shelves[size] = Shelf(self, size, per_slab, self.slab_bytes // per_slab, slots)
+            self.size_classes[size] = SizeClass(self, size, per_slab, self.slab_bytes // per_slab, slots)
             slots += per_slab
         self._start = start
         self._numbers_per_slab = slots
@@ -175,27 +175,21 @@ class SlotPool:
         if not 0 <= number < self.slot_numbers:
             raise ValueError(f"SlotPool: slot {number} is not one of {self.slot_numbers}")
         slab, place = divmod(number, self._numbers_per_slab)
-        shelf = next(shelf for shelf in self.shelves.values() if place < shelf.first + shelf.per_slab)
-        return self._start + slab * self.slab_bytes + (place - shelf.first) * shelf.size_bytes, shelf.size_bytes
+        size_class = next(size_class for size_class in self.size_classes.values() if place < size_class.first + size_class.per_slab)
+        return self._start + slab * self.slab_bytes + (place - size_class.first) * size_class.size_bytes, size_class.size_bytes
 
-    def fits(self, shelves: Iterable[Shelf]) -> int:
-        """For how many slots, given by their shelves, there is room when nothing is taken: up to the first that does not fit."""
-        counts = dict.fromkeys(self.shelves.values(), 0)
+    def fits(self, size_classes: Iterable[SizeClass]) -> int:
+        """For how many slots, given by their size classes, there is room when nothing is taken: up to the first that does not fit."""
+        counts = dict.fromkeys(self.size_classes.values(), 0)
         slabs = fitting = 0
-        for shelf in shelves:
-            if counts[shelf] % shelf.per_slab == 0:
+        for size_class in size_classes:
+            if counts[size_class] % size_class.per_slab == 0:
                 slabs += 1
                 if slabs > self.slab_count:
                     break
-            counts[shelf] += 1
+            counts[size_class] += 1
             fitting += 1
         return fitting
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that no slot in use covers."""
-        used = sum(slab.taken * slab.shelf.size_bytes for slab in self.slabs if slab.shelf is not None)
-        return self.capacity_bytes - used
 
 
 def _slab_bytes(size_bytes: int, sizes: list[int]) -> int:

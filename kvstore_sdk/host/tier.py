@@ -10,7 +10,7 @@ from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host.chunks import Chunks
 from kvstore_sdk.host.slots import Slab, SlotPool
-from kvstore_sdk.host.types import HostStats, Pin, Purpose, Size, Slot, SlotState
+from kvstore_sdk.host.types import HostStats, Pin, Purpose, SizeBooks, Slot, SlotState
 from kvstore_sdk.keys import GROUP_BYTES
 
 __all__ = ["HostTier"]
@@ -71,7 +71,7 @@ class HostTier:
                 f"{region.size_bytes - start} bytes hold fewer than two records of {largest} bytes, the largest of a chunk; "
                 f"give it {2 * largest} bytes at least, or make chunks smaller",
             )
-        charge = pool.shelves[largest].charge_bytes
+        charge = pool.size_classes[largest].charge_bytes
         reserve = max(charge, pool.capacity_bytes // 4) if reserve_bytes is None else reserve_bytes
         if not 0 <= reserve <= pool.capacity_bytes - charge:
             problem = f"{reserve} must be from 0 to {pool.capacity_bytes - charge}, so that one record of {largest} bytes can be promoted"
@@ -114,7 +114,7 @@ class HostTier:
     def background_room_bytes(self) -> int:
         """How many bytes of records promotions and background pins may take before one is refused; with several sizes a lower bound."""
         room = self._background_most - self._background_bytes
-        return min(room * shelf.size_bytes // shelf.charge_bytes for shelf in self._pool.shelves.values())
+        return min(room * size_class.size_bytes // size_class.charge_bytes for size_class in self._pool.size_classes.values())
 
     @property
     def capacity_bytes(self) -> int:
@@ -124,7 +124,7 @@ class HostTier:
     @property
     def used_bytes(self) -> int:
         """Of the slots in use, header and padding included."""
-        return sum(kind.used * kind.record_bytes for kind in self._chunks.kinds.values())
+        return sum(books.used * books.record_bytes for books in self._chunks.groups.values())
 
     def __len__(self) -> int:
         """How many chunks `get` finds."""
@@ -136,7 +136,7 @@ class HostTier:
         Raises:
             KeyError: a key is of a group that has no slots here.
         """
-        return sum(self._chunks.kind(key).charge_bytes for key in keys) > self._pool.capacity_bytes - self._background_most
+        return sum(self._chunks.books_of(key).charge_bytes for key in keys) > self._pool.capacity_bytes - self._background_most
 
     def admit(self, keys: Sequence[bytes], purpose: Purpose, protect: Collection[bytes] = ()) -> list[Slot] | None:
         """Take slots for the chunks that are not resident, all or none.
@@ -155,44 +155,44 @@ class HostTier:
         Raises:
             KeyError: a key is of a group that has no slots here.
         """
-        chunks, slots, kinds = self._chunks, self._slots, self._chunks.kinds
-        fresh = [(key, kinds.get(key[-GROUP_BYTES:]) or chunks.kind(key)) for key in dict.fromkeys(keys) if key not in slots]
-        needs: dict[Size, int] = {}
-        for _, kind in fresh:
-            needs[kind.size] = needs.get(kind.size, 0) + 1
+        chunks, slots, groups = self._chunks, self._slots, self._chunks.groups
+        fresh = [(key, groups.get(key[-GROUP_BYTES:]) or chunks.books_of(key)) for key in dict.fromkeys(keys) if key not in slots]
+        needs: dict[SizeBooks, int] = {}
+        for _, books in fresh:
+            needs[books.size] = needs.get(books.size, 0) + 1
         store = purpose is Purpose.STORE
-        charge = 0 if store else sum(size.shelf.charge_bytes * count for size, count in needs.items())
+        charge = 0 if store else sum(size.size_class.charge_bytes * count for size, count in needs.items())
         if charge and self._background_bytes + charge > self._background_most:
             self._no_room[purpose] += 1
             return None
         protected: Collection[bytes] = ()
-        if any(size.shelf.free < count for size, count in needs.items()):
+        if any(size.size_class.free < count for size, count in needs.items()):
             protected = {*protect, *(key for key in keys if key in slots)}
             if not chunks.make_room(needs, store, protected):
                 self._no_room[purpose] += 1
                 return None
         chunks.clock = clock = chunks.clock + 1
         taken: list[Slot] = []
-        for key, kind in fresh:
-            size = kind.size
+        for key, books in fresh:
+            size = books.size
             size.policy.miss(key)
-            engine_only = store and bool(size.late)
+            engine_only = store and bool(size.engine_only)
             if engine_only:
-                place: tuple[Slab, int] | None = size.late.pop()
+                place: tuple[Slab, int] | None = size.engine_only.pop()
             else:
-                place = size.shelf.take() if size.shelf.free or self._pool.spare else chunks.evict_one(size, protected)
+                place = size.size_class.take() if size.size_class.free or self._pool.spare else chunks.evict_one(size, protected)
             if place is None:
                 # Only a policy that hides what it may evict gets here.
                 for slot in taken:
                     self.discard(slot)
                 self._no_room[purpose] += 1
                 return None
-            slot = Slot(key, kind, place[0], place[1], not store, engine_only, clock)
+            slot = Slot(key, books, place[0], place[1], not store, engine_only, clock)
             place[0].used_at = clock
             chunks.add(slot)
             taken.append(slot)
             if not store:
-                self._background_bytes += size.shelf.charge_bytes
+                self._background_bytes += size.size_class.charge_bytes
         if self._several:
             chunks.compare_sizes(needs, protected)
         return taken
@@ -205,28 +205,22 @@ class HostTier:
         """
         if not self._several:
             (size,) = self._sizes.values()
-            return min(len(keys), size.shelf.most)
-        return self._pool.fits(self._chunks.kind(key).size.shelf for key in keys)
+            return min(len(keys), size.size_class.most)
+        return self._pool.fits(self._chunks.books_of(key).size.size_class for key in keys)
 
     def ready(self, slots: Sequence[Slot]) -> None:
         """What was being filled holds its chunk now, and may be evicted. Without effect on slots that are not FILLING."""
         for slot in slots:
             if slot.state is not _FILLING:
                 continue
-            kind = slot.kind
+            books = slot.books
             slot.state = _READY
             slot.engine_only = False
-            kind.filling -= 1
+            books.filling -= 1
             if slot.promoting:
                 self._end_promotion(slot)
-            if slot.pins:
-                continue
-            if slot.resident:
-                kind.idle += 1
-                slot.slab.idle += 1
-                kind.size.batch.append(slot.key)
-            else:
-                self._chunks.free(slot)
+            if not slot.pins:
+                self._chunks.let_go(slot)
         self._chunks.unpin_batches()
 
     def discard(self, slot: Slot) -> None:
@@ -263,9 +257,7 @@ class HostTier:
         slot = self._slots.get(key)
         if slot is None or slot.state is not _READY or slot.pins:
             return False
-        slot.kind.size.policy.remove(key)
-        self._chunks.drop(slot)
-        self._chunks.evicted.append(key)
+        self._chunks.remove(slot)
         self._chunks.free(slot)
         return True
 
@@ -294,22 +286,22 @@ class HostTier:
             if slot.state is not _READY and slot.state is not _FILLING:
                 raise ValueError(f"HostTier: pin: {slot} holds no chunk")
         if background:
-            charge = sum(slot.kind.charge_bytes for slot in slots if not slot.background)
+            charge = sum(slot.books.charge_bytes for slot in slots if not slot.background)
             if charge and self._background_bytes + charge > self._background_most:
                 self._refused_pins += 1
                 return None
         for slot in slots:
-            kind = slot.kind
+            books = slot.books
             if not slot.pins and slot.resident and slot.state is _READY:
-                kind.idle -= 1
+                books.idle -= 1
                 slot.slab.idle -= 1
-                kind.size.policy.pin(slot.key)
+                books.size.policy.pin(slot.key)
             slot.pins += 1
             if not background:
-                kind.hits += 1
+                books.hits += 1
                 continue
             if not slot.background:
-                self._background_bytes += kind.charge_bytes
+                self._background_bytes += books.charge_bytes
             slot.background += 1
         return Pin(tuple(slots), background)
 
@@ -322,51 +314,26 @@ class HostTier:
         background = pin.background
         for slot in pin.slots:
             slot.pins -= 1
-            kind = slot.kind
+            books = slot.books
             if background:
                 slot.background -= 1
                 if not slot.background:
-                    self._background_bytes -= kind.charge_bytes
-            if slot.pins or slot.state is _FILLING:
-                continue
-            if slot.resident:
-                kind.idle += 1
-                slot.slab.idle += 1
-                kind.size.batch.append(slot.key)
-            elif not slot.held:
-                self._chunks.free(slot)
+                    self._background_bytes -= books.charge_bytes
+            if not slot.pins and slot.state is not _FILLING:
+                self._chunks.let_go(slot)
         self._chunks.unpin_batches()
         return True
 
     def used(self, keys: Sequence[bytes]) -> None:
         """A request that ends used these chunks, the head of its prefix first. Those that are not resident are passed over."""
-        slots = self._slots
-        if not self._several:
-            (size,) = self._sizes.values()
-            size.policy.used([key for key in keys if key in slots])
-            return
-        self._chunks.clock = clock = self._chunks.clock + 1
-        for key in keys:
-            if (slot := slots.get(key)) is not None:
-                slot.used_at = slot.slab.used_at = clock
-                slot.kind.size.batch.append(key)
-        for size in self._sizes.values():
-            if size.batch:
-                batch, size.batch = size.batch, []
-                size.policy.used(batch)
+        self._chunks.used(keys)
 
     # --- everything at once ---
 
     def reset(self) -> None:
         """Forget every chunk. Their memory is free at once, but for pinned slots, which are free once their last pin goes, and FILLING
         ones, which are free once they are ready, discarded, released or forgotten."""
-        for slot in list(self._slots.values()):
-            idle = slot.state is _READY and not slot.pins
-            self._chunks.drop(slot)
-            if idle:
-                self._chunks.free(slot)
-        for size in self._sizes.values():
-            size.policy.clear()
+        self._chunks.clear()
 
     def forget(self, slots: Sequence[Slot]) -> None:
         """Transfers of the engine from or to these slots will never be reported, but may still run.
@@ -388,9 +355,7 @@ class HostTier:
             elif slot.state is _READY:
                 slot.engine_only = True
                 if slot.resident:
-                    slot.kind.size.policy.remove(slot.key)
-                    self._chunks.drop(slot)
-                    self._chunks.evicted.append(slot.key)
+                    self._chunks.remove(slot)
                 self._chunks.free_unless_pinned(slot)
 
     def take_evicted(self) -> list[bytes]:
@@ -404,14 +369,14 @@ class HostTier:
 
     def stats(self) -> HostStats:
         """Numbers of this moment. Cheap: nothing is counted for it."""
-        kinds = self._chunks.kinds.values()
+        groups = self._chunks.groups.values()
         return HostStats(
-            groups={kind.group: kind.stats() for kind in kinds},
+            groups={books.group: books.stats() for books in groups},
             capacity_bytes=self.capacity_bytes,
             used_bytes=self.used_bytes,
             reserve_bytes=self._pool.capacity_bytes - self._background_most,
             background_bytes=self._background_bytes,
-            engine_only_slots=sum(len(size.late) for size in self._sizes.values()),
+            engine_only_slots=sum(len(size.engine_only) for size in self._sizes.values()),
             no_room=dict(self._no_room),
             refused_pins=self._refused_pins,
             double_releases=self._double_releases,
@@ -426,4 +391,4 @@ class HostTier:
         slot.promoting = False
         slot.background -= 1
         if not slot.background:
-            self._background_bytes -= slot.kind.charge_bytes
+            self._background_bytes -= slot.books.charge_bytes

@@ -8,9 +8,9 @@ from enum import Enum
 
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host.policy import EvictionPolicy
-from kvstore_sdk.host.slots import Shelf, Slab
+from kvstore_sdk.host.slots import SizeClass, Slab
 
-__all__ = ["GroupStats", "HostStats", "Kind", "Pin", "Purpose", "Size", "Slot", "SlotState"]
+__all__ = ["GroupBooks", "GroupStats", "HostStats", "Pin", "Purpose", "SizeBooks", "Slot", "SlotState"]
 
 
 _NONE: frozenset[int] = frozenset()
@@ -38,17 +38,17 @@ class Purpose(Enum):
     """Chunks come from a lower tier, for a request that waits."""
 
 
-class Size:
+class SizeBooks:
     """One slot size: its slots, and the order in which its chunks leave."""
 
-    __slots__ = ("batch", "evicted", "evicted_used_at", "kinds", "late", "policy", "shelf")
+    __slots__ = ("batch", "engine_only", "evicted", "evicted_used_at", "groups", "policy", "size_class")
 
-    def __init__(self, shelf: Shelf, policy: EvictionPolicy) -> None:
-        self.shelf = shelf
+    def __init__(self, size_class: SizeClass, policy: EvictionPolicy) -> None:
+        self.size_class = size_class
         self.policy = policy
-        self.kinds: list[Kind] = []
+        self.groups: list[GroupBooks] = []
         # Free slots that only a store of the engine may take.
-        self.late: list[tuple[Slab, int]] = []
+        self.engine_only: list[tuple[Slab, int]] = []
         # Keys of one call, in the caller's order, on their way to the policy.
         self.batch: list[bytes] = []
         # Evictions since this size was last compared with the others.
@@ -59,11 +59,11 @@ class Size:
     @property
     def idle(self) -> int:
         """Chunks that could be evicted now."""
-        return sum(kind.idle for kind in self.kinds)
+        return sum(books.idle for books in self.groups)
 
 
-class Kind:
-    """The chunks of one KV cache group: what they have in common, and how many there are."""
+class GroupBooks:
+    """One KV cache group: what its chunks have in common, and how many there are."""
 
     __slots__ = (
         "charge_bytes",
@@ -79,18 +79,19 @@ class Kind:
         "used",
     )
 
-    def __init__(self, group: int, payload_bytes: int, size: Size) -> None:
+    def __init__(self, group: int, payload_bytes: int, size: SizeBooks) -> None:
         self.group = group
         self.payload_bytes = payload_bytes
         self.record_bytes = record_bytes(payload_bytes)
         # What one of them counts against the reserve.
-        self.charge_bytes = size.shelf.charge_bytes
+        self.charge_bytes = size.size_class.charge_bytes
         self.size = size
         self.used = self.filling = self.idle = self.quarantined = self.evictions = self.hits = 0
 
     def stats(self) -> GroupStats:
+        """The numbers of this moment, for whoever is outside."""
         return GroupStats(
-            slots=self.size.shelf.most,
+            slots=self.size.size_class.most,
             used=self.used,
             pinned=self.used - self.filling - self.quarantined - self.idle,
             filling=self.filling,
@@ -119,11 +120,11 @@ class Slot:
 
     __slots__ = (
         "background",
+        "books",
         "engine_only",
         "held",
         "index",
         "key",
-        "kind",
         "lacking",
         "number",
         "offset",
@@ -137,14 +138,14 @@ class Slot:
         "used_at",
     )
 
-    def __init__(self, key: bytes, kind: Kind, slab: Slab, index: int, promoting: bool, engine_only: bool, used_at: int) -> None:
-        shelf = kind.size.shelf
+    def __init__(self, key: bytes, books: GroupBooks, slab: Slab, index: int, promoting: bool, engine_only: bool, used_at: int) -> None:
+        size_class = books.size.size_class
         self.key = key
-        self.kind = kind
+        self.books = books
         self.slab = slab
         self.index = index
-        self.number = slab.first + shelf.first + index
-        self.offset = slab.start + index * shelf.size_bytes
+        self.number = slab.first + size_class.first + index
+        self.offset = slab.start + index * size_class.size_bytes
         self.state = SlotState.FILLING
         self.pins = 0
         # In quarantine until `release`.
@@ -162,17 +163,17 @@ class Slot:
     @property
     def group(self) -> int:
         """Number of the KV cache group."""
-        return self.kind.group
+        return self.books.group
 
     @property
     def payload_bytes(self) -> int:
         """Length of the chunk."""
-        return self.kind.payload_bytes
+        return self.books.payload_bytes
 
     @property
     def record_bytes(self) -> int:
         """Length of the slot: header page, payload and padding."""
-        return self.kind.record_bytes
+        return self.books.record_bytes
 
     def __repr__(self) -> str:
         return f"Slot({self.number}, {self.key.hex()}, {self.state.value}, pins={self.pins})"
@@ -251,4 +252,5 @@ class HostStats:
 
     @property
     def free_bytes(self) -> int:
+        """Of the slots that are not in use, and of what lies between them."""
         return self.capacity_bytes - self.used_bytes

@@ -9,29 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_sdk.host.slots import Shelf, Slab, SlotPool
+from kvstore_sdk.host.slots import SizeClass, Slab, SlotPool
 
 PAGE = 4096
 sizes_of_slots = st.lists(st.integers(1, 40).map(lambda pages: pages * PAGE), min_size=1, max_size=4, unique=True)
 
 
-def number_of(shelf: Shelf, place: tuple[Slab, int]) -> int:
-    return place[0].first + shelf.first + place[1]
+def number_of(size_class: SizeClass, place: tuple[Slab, int]) -> int:
+    return place[0].first + size_class.first + place[1]
 
 
-def fill(pool: SlotPool, shelf: Shelf) -> list[tuple[Slab, int]]:
+def free_bytes(pool: SlotPool) -> int:
+    """Bytes that no slot in use covers."""
+    return pool.capacity_bytes - sum(slab.taken * slab.size_class.size_bytes for slab in pool.slabs if slab.size_class is not None)
+
+
+def fill(pool: SlotPool, size_class: SizeClass) -> list[tuple[Slab, int]]:
     taken = []
-    while (place := shelf.take()) is not None:
+    while (place := size_class.take()) is not None:
         taken.append(place)
     return taken
 
 
 def test_one_size_leaves_no_byte_of_whole_slots_unused() -> None:
     pool = SlotPool(PAGE, 10 * 3 * PAGE + PAGE, [3 * PAGE])
-    shelf = pool.shelves[3 * PAGE]
-    taken = fill(pool, shelf)
-    assert sorted(pool.place(number_of(shelf, place))[0] for place in taken) == [PAGE + 3 * PAGE * n for n in range(10)]
-    assert pool.free_bytes == 0
+    size_class = pool.size_classes[3 * PAGE]
+    taken = fill(pool, size_class)
+    assert sorted(pool.place(number_of(size_class, place))[0] for place in taken) == [PAGE + 3 * PAGE * n for n in range(10)]
+    assert free_bytes(pool) == 0
     assert (pool.slot_numbers, pool.capacity_bytes) == (10, 30 * PAGE)
 
 
@@ -41,29 +46,29 @@ def test_slots_never_overlap_and_all_bytes_come_back(sizes: list[int], room: int
     pool = SlotPool(start, room * PAGE, sizes)
     assert pool.capacity_bytes <= room * PAGE
     order = random.Random(seed)
-    live: dict[int, tuple[Shelf, tuple[Slab, int]]] = {}
+    live: dict[int, tuple[SizeClass, tuple[Slab, int]]] = {}
     for _ in range(200):
         if live and order.random() < 0.4:
-            shelf, place = live.pop(order.choice(list(live)))
-            shelf.give(*place)
+            size_class, place = live.pop(order.choice(list(live)))
+            size_class.give(*place)
         else:
-            shelf = pool.shelves[order.choice(sizes)]
-            if (taken := shelf.take()) is not None:
-                number = number_of(shelf, taken)
+            size_class = pool.size_classes[order.choice(sizes)]
+            if (taken := size_class.take()) is not None:
+                number = number_of(size_class, taken)
                 assert number not in live
-                live[number] = (shelf, taken)
+                live[number] = (size_class, taken)
     spans = sorted(pool.place(number) for number in live)
     assert all(before + length <= after for (before, length), (after, _) in pairwise(spans))
     assert all(start <= offset and offset + length <= start + room * PAGE for offset, length in spans)
-    assert pool.free_bytes == pool.capacity_bytes - sum(length for _, length in spans)
-    for shelf, place in live.values():
-        shelf.give(*place)
-    assert pool.free_bytes == pool.capacity_bytes
-    for shelf in pool.shelves.values():
-        taken_now = fill(pool, shelf)
-        assert len(taken_now) == shelf.most, "an empty pool serves any size alone"
+    assert free_bytes(pool) == pool.capacity_bytes - sum(length for _, length in spans)
+    for size_class, place in live.values():
+        size_class.give(*place)
+    assert free_bytes(pool) == pool.capacity_bytes
+    for size_class in pool.size_classes.values():
+        taken_now = fill(pool, size_class)
+        assert len(taken_now) == size_class.most, "an empty pool serves any size alone"
         for place in taken_now:
-            shelf.give(*place)
+            size_class.give(*place)
 
 
 @given(sizes=sizes_of_slots, room=st.integers(2, 500))
@@ -71,14 +76,14 @@ def test_a_number_has_one_offset_and_one_length_for_good(sizes: list[int], room:
     """A mark that a worker left under a number must not be taken for another slot's."""
     pool = SlotPool(0, room * PAGE, sizes)
     seen: dict[int, tuple[int, int]] = {}
-    for shelf in [*pool.shelves.values(), *reversed(pool.shelves.values())]:
-        taken = fill(pool, shelf)
+    for size_class in [*pool.size_classes.values(), *reversed(pool.size_classes.values())]:
+        taken = fill(pool, size_class)
         for slab, index in taken:
-            number = number_of(shelf, (slab, index))
-            where = (slab.start + index * shelf.size_bytes, shelf.size_bytes)
+            number = number_of(size_class, (slab, index))
+            where = (slab.start + index * size_class.size_bytes, size_class.size_bytes)
             assert seen.setdefault(number, where) == where == pool.place(number)
         for place in taken:
-            shelf.give(*place)
+            size_class.give(*place)
     assert sorted(seen) == list(range(pool.slot_numbers))
     for number in (-1, pool.slot_numbers):
         with pytest.raises(ValueError, match="is not one of"):
@@ -87,7 +92,7 @@ def test_a_number_has_one_offset_and_one_length_for_good(sizes: list[int], room:
 
 def test_an_empty_slab_serves_any_size() -> None:
     pool = SlotPool(0, 8 * 6 * PAGE, [2 * PAGE, 6 * PAGE])
-    small, large = pool.shelves[2 * PAGE], pool.shelves[6 * PAGE]
+    small, large = pool.size_classes[2 * PAGE], pool.size_classes[6 * PAGE]
     taken = fill(pool, small)
     assert large.take() is None
     slab = taken[5][0]
@@ -103,7 +108,7 @@ def test_an_empty_slab_serves_any_size() -> None:
 
 def test_two_records_of_the_largest_size_are_enough_for_a_pool() -> None:
     pool = SlotPool(0, 2 * 9 * PAGE, [9 * PAGE, PAGE, 4 * PAGE])
-    assert pool.shelves[9 * PAGE].most == 2
+    assert pool.size_classes[9 * PAGE].most == 2
 
 
 @given(sizes=sizes_of_slots, room=st.integers(100, 100_000))
@@ -111,13 +116,13 @@ def test_slabs_are_few_enough_to_look_through_and_lose_little(sizes: list[int], 
     pool = SlotPool(0, room * PAGE, sizes)
     assert len(pool.slabs) <= 1024
     if len(sizes) > 1 and room * PAGE >= 32 * sum(sizes):
-        for size, shelf in pool.shelves.items():
-            assert shelf.most * size >= 0.6 * room * PAGE, "less than two fifths go to ends that are too short"
+        for size, size_class in pool.size_classes.items():
+            assert size_class.most * size >= 0.6 * room * PAGE, "less than two fifths go to ends that are too short"
 
 
 def test_room_for_many_sizes_together_is_counted_in_slabs() -> None:
     pool = SlotPool(0, 3 * 6 * PAGE, [2 * PAGE, 6 * PAGE])
-    small, large = pool.shelves[2 * PAGE], pool.shelves[6 * PAGE]
+    small, large = pool.size_classes[2 * PAGE], pool.size_classes[6 * PAGE]
     assert pool.fits([small] * 100) == 9
     assert pool.fits([large, small, large, small, small, large, small]) == 5
     assert pool.fits([]) == 0
