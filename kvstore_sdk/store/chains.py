@@ -59,16 +59,20 @@ class Chains:
     def _learn(self, group: list[bytes]) -> None:
         before = self._before
         for earlier, key in pairwise(group):
+            if key in before:
+                before.move_to_end(key)
             before[key] = earlier
-            before.move_to_end(key)
         while len(before) > self._max_chunks:
             before.popitem(last=False)
 
     def _head(self, group: list[bytes]) -> list[bytes]:
         """What comes before the first of these, from the first that is known."""
-        before, key, met = self._before, group[0], set(group)
-        head = []
+        before, key = self._before, group[0]
+        head: list[bytes] = []
+        if key not in before:
+            return head
         # A key is met twice only where what was learned contradicts itself.
+        met = set(group)
         while (earlier := before.get(key)) is not None and earlier not in met:
             before.move_to_end(key)
             met.add(earlier)

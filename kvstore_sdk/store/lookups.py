@@ -9,7 +9,7 @@ from kvstore_sdk.host import HostTier, SlotState
 from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.store.chains import Chains
 from kvstore_sdk.store.promotions import Promotions
-from kvstore_sdk.store.requests import Holds, Request, Want
+from kvstore_sdk.store.requests import Holds, PendingLookup, Request
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.types import HOST, StoreTier
 from kvstore_sdk.tier import Lookup
@@ -205,7 +205,7 @@ class Lookups:
             return self.miss(request, key)
         want = request.wants.get(key)
         if want is None:
-            want = request.wants[key] = Want(key, self._holds.now_s)
+            want = request.wants[key] = PendingLookup(key, self._holds.now_s)
             request.quota = 0
         if self._promotions.joins(request, key):
             return _PENDING
@@ -218,7 +218,7 @@ class Lookups:
             return self.miss(request, key) if over else _PENDING
         return self._ask(request, want)
 
-    def _ask(self, request: Request, want: Want) -> Lookup:
+    def _ask(self, request: Request, want: PendingLookup) -> Lookup:
         """Ask every tier at once; the first in the list that has the chunk counts."""
         late = self._holds.now_s - want.asked_s > self._settings.lookup_timeout_s
         answers = want.answers
@@ -259,7 +259,7 @@ class Lookups:
             self._fault("tier")
             return _MISS
 
-    def _timed_out(self, request: Request, want: Want) -> Lookup | None:
+    def _timed_out(self, request: Request, want: PendingLookup) -> Lookup | None:
         if self._holds.now_s - want.asked_s <= self._settings.lookup_timeout_s:
             return None
         self._metrics.count("lookup_timeouts")
@@ -271,11 +271,11 @@ class Lookups:
             return self.miss(request, key)
         want = request.wants.get(key)
         if want is None:
-            want = request.wants[key] = Want(key, self._holds.now_s)
+            want = request.wants[key] = PendingLookup(key, self._holds.now_s)
             request.quota = 0
         if self._promotions.may_wait(request, want):
             return _PENDING
         return self.miss(request, key)
 
-    def _waited(self, want: Want) -> None:
+    def _waited(self, want: PendingLookup) -> None:
         self._metrics.observe("pending_seconds", self._holds.now_s - want.asked_s)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from kvstore_sdk.host import HostTier, Purpose, Slot, SlotState
-from kvstore_sdk.store.requests import Holds, Request, Want
+from kvstore_sdk.store.requests import Holds, PendingLookup, Request
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.types import StoreTier
 from kvstore_sdk.tier import JobResult, Lookup
@@ -78,7 +78,7 @@ class Promotions:
         self.off: set[int] = set()
         self._open: dict[bytes, _Promotion] = {}
         # Requests with chunks that a tier has, the first that came first.
-        self._queue: dict[str, tuple[Request, list[Want]]] = {}
+        self._queue: dict[str, tuple[Request, list[PendingLookup]]] = {}
         self._jobs: list[dict[int, list[_Promotion]]] = [{} for _ in tiers]
         self._quarantined: dict[tuple[int, int], Slot] = {}
         self._quarantined_bytes = [0] * len(tiers)
@@ -120,14 +120,14 @@ class Promotions:
             request.promoting += 1
         return True
 
-    def want(self, request: Request, want: Want) -> None:
+    def want(self, request: Request, want: PendingLookup) -> None:
         """A tier has the chunk: load it at the next `send`."""
         entry = self._queue.get(request.id)
         if entry is None:
             entry = self._queue[request.id] = (request, [])
         entry[1].append(want)
 
-    def may_wait(self, request: Request, want: Want) -> bool:
+    def may_wait(self, request: Request, want: PendingLookup) -> bool:
         """There is no room for a chunk. True: the request may wait for it. Otherwise it is a miss, which is counted here as what it is."""
         now = self._holds.now_s
         if request.may_wait_for_room:
@@ -231,7 +231,7 @@ class Promotions:
         self._open.clear()
         self._queue.clear()
 
-    def _is_needed(self, request: Request, want: Want) -> bool:
+    def _is_needed(self, request: Request, want: PendingLookup) -> bool:
         if request.wants.get(want.key) is not want:
             return False
         if self.joins(request, want.key) or self._host.get(want.key) is not None:

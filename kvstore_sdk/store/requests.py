@@ -10,13 +10,13 @@ from kvstore_sdk.host import HostTier, Pin, Slot
 from kvstore_sdk.store.types import HOST
 from kvstore_sdk.tier import Lookup
 
-__all__ = ["Holds", "Request", "Want"]
+__all__ = ["Holds", "PendingLookup", "Request"]
 
 _QUOTA = 64
 """Hits that a request may add before `Holds` is asked again: room for so many is kept from others until the next `settle`."""
 
 
-class Want:
+class PendingLookup:
     """A chunk that a request was told PENDING for.
 
     Attributes:
@@ -86,7 +86,7 @@ class Request:
         self.quota = 0
         self.pins: list[Pin] = []
         self.held_since_s = 0.0
-        self.wants: dict[bytes, Want] = {}
+        self.wants: dict[bytes, PendingLookup] = {}
         self.promoting = 0
         self.chain: dict[bytes, None] = {}
         self.earlier: dict[bytes, None] = {}

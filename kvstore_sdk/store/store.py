@@ -14,10 +14,10 @@ from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host import HostTier, Slot, SlotState
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
-from kvstore_sdk.store.below import Below
 from kvstore_sdk.store.cascades import Cascades
 from kvstore_sdk.store.events import Events
 from kvstore_sdk.store.lookups import Lookups
+from kvstore_sdk.store.lower_tiers import LowerTiers
 from kvstore_sdk.store.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from kvstore_sdk.store.promotions import Promotions
 from kvstore_sdk.store.requests import Holds
@@ -136,7 +136,7 @@ class TieredStore:
             evicted=self._hear_evicted,
             came=self._events.came,
         )
-        self._below = Below(name, self._tiers, self._promotions, self._cascades, self._fault)
+        self._lower_tiers = LowerTiers(name, self._tiers, self._promotions, self._cascades, self._fault)
         self._requests = self._lookups.requests
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._look = self._lookups.lookup
@@ -202,7 +202,7 @@ class TieredStore:
                 return
             self._lookups.wake()
             self._lookups.expire(time.monotonic())
-            self._below.flush()
+            self._lower_tiers.flush()
             self._lookups.count()
 
     def source(self, request_id: str, key: bytes) -> str | None:
@@ -281,7 +281,7 @@ class TieredStore:
     def busy(self) -> bool:
         """Whether something goes on that `poll` will hear the end of. Everything has a deadline, so this ends."""
         with self._lock:
-            return self._below.busy
+            return self._lower_tiers.busy
 
     def take_events(self) -> list[StoreEvent]:
         """What came and went since the last call, if the store keeps events."""
@@ -322,7 +322,7 @@ class TieredStore:
             self._transfers.reset()
             self._hear_evicted()
             self.identity = identity
-            self._below.reset(weights_version, identity)
+            self._lower_tiers.reset(weights_version, identity)
             self._poll()
             self._events.forget()
 
@@ -345,7 +345,7 @@ class TieredStore:
         # What it does is in memory alone.
         ended = self._cascades.join(_SEAL_S)
         with self._lock:
-            self._is_free = self._below.close() and ended
+            self._is_free = self._lower_tiers.close() and ended
             if not self._is_free:
                 logger.warning("%s: closed, while calls of a tier may still touch host memory: it has to stay mapped", self.name)
             return self._is_free
@@ -354,13 +354,13 @@ class TieredStore:
 
     def _poll(self) -> None:
         self._lookups.expire(time.monotonic())
-        self._below.poll()
+        self._lower_tiers.poll()
 
     def _drain(self, until_s: float) -> bool:
         while True:
             with self._lock:
                 self._poll()
-                if not self._below.busy:
+                if not self._lower_tiers.busy:
                     return True
             if time.monotonic() >= until_s:
                 return False

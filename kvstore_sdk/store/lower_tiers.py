@@ -14,7 +14,7 @@ from kvstore_sdk.store.promotions import Promotions
 from kvstore_sdk.store.types import StoreTier
 from kvstore_sdk.tier import JobResult, Tier
 
-__all__ = ["Below"]
+__all__ = ["LowerTiers"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _CALL_S = 60.0
 """Longest that a tier's `reset` or `close` is waited for. They are bounded by its own settings; this is for one that breaks its promise."""
 
 
-class Below:
+class LowerTiers:
     """Sends to tiers and hears from them. Used under the store's lock."""
 
     def __init__(
