@@ -137,7 +137,11 @@ def _tell_of_lost_hits(known: compat.SpecFacts, config: Any) -> None:
 
 
 def _window(spec: Any, speculative: int) -> int:
-    """How many tokens before the next one a layer can see, those kept for speculation included; 0 where there is no limit."""
+    """How many tokens before the next one a layer can see, those kept for speculation included; 0 where there is no limit.
+
+    Engines that share chunks may speculate over different numbers of tokens. What that adds is kept by the engine, but attended to by none:
+    a chunk that one of them stored without it is whole for the others too.
+    """
     if type(spec).__name__ == "MambaSpec":
         # One state says everything. It is that of the last token.
         return 1 + speculative
