@@ -30,7 +30,7 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
     "expired_holds": MetricSpec("Requests whose hits were let go because nobody loaded them in time."),
     "forgotten_requests": MetricSpec("Requests that were taken to be over because so many others came. Their ends should have been told."),
-    "faults": MetricSpec("Errors of the SDK or of a policy that were caught, by the part they came from.", ("part",)),
+    "faults": MetricSpec("Errors of the SDK that were caught, by the part they came from.", ("part",)),
 }
 
 GAUGES: Mapping[str, MetricSpec] = {

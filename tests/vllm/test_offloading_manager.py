@@ -161,6 +161,18 @@ def test_a_request_that_was_preempted_finds_what_it_stored_itself(build: Build) 
     assert made.lookup(request, keys) == [True] * 4
 
 
+def test_a_request_that_was_preempted_is_one_use(build: Build) -> None:
+    made = build()
+    with mock.patch.object(made.manager._store.host, "used") as used:
+        keys = made.keys("a", 2)
+        request = made.request("first", keys)
+        made.store(request, keys, BLOCKS)
+        made.manager.on_schedule_end(offload.ScheduleEndContext(new_req_ids=[], preempted_req_ids=["first"]))
+        assert made.lookup(request, keys) == [True] * 4
+        made.finish(request)
+    assert [sorted(call.args[0]) for call in used.call_args_list] == [sorted(keys)]
+
+
 def test_parts_of_a_chunk_are_neither_found_nor_stored(build: Build) -> None:
     """T-U2."""
     made = build()
@@ -226,7 +238,10 @@ def test_a_request_may_leave_tiers_out(build: Build, tmp_path: Path) -> None:
     made = build([entry(tmp_path / "kv")])
     keys = made.keys("a", 2)
     only_cpu = offload.TierFilter(matchers=(offload.TierMatcher(medium=offload.Medium.CPU),))
-    assert made.lookup(made.request("first", keys, load_tier_filter=only_cpu), keys) == [False] * 4
+    first = made.request("first", keys, load_tier_filter=only_cpu)
+    assert made.lookup(first, keys) == [False] * 4
+    made.manager.on_schedule_end(offload.ScheduleEndContext(new_req_ids=[], preempted_req_ids=["first"]))
+    assert made.lookup(first, keys) == [False] * 4
     assert made.lookup(made.request("second", keys), keys) == [True] * 4
 
 
