@@ -58,10 +58,13 @@ class Lookups:
         self._metrics = metrics
         self._fault = fault
         self._get = host.get
-        self._chains = Chains(max(1024, 2 * host.row_count))
+        self._chains = Chains(max(1024, host.row_count))
         self.requests: dict[str, Request] = {}
         # The tiers of each request that began. Kept until its end, whatever becomes of the rest that is known of it.
         self._places: dict[str, tuple[int, ...]] = {}
+        # Requests that were open at the last reset, and whether they had loaded or stored something. Also of those that ended since: an
+        # engine may store for a request after its end.
+        self._stale: dict[str, bool] = {}
         self._every = tuple(range(len(tiers)))
         self._resting: list[Request] = []
         self._closed = False
@@ -71,6 +74,7 @@ class Lookups:
         """A request began. `names`: the tiers that it may load from; None for all. It costs little until it does something: an engine
         may have any number of them in its queue."""
         if request_id not in self._places and request_id not in self.requests:
+            self._stale.pop(request_id, None)
             every = self._every
             self._places[request_id] = every if names is None else tuple(place for place in every if self._tiers[place].name in names)
 
@@ -87,11 +91,24 @@ class Lookups:
             self._metrics.count("forgotten_requests")
             logger.warning("request %s is forgotten: %d others came, and its end was never told", oldest, _MAX_REQUESTS)
             self._end(oldest)
+        if request_id not in self._places:
+            self._stale.pop(request_id, None)
         request = self.requests[request_id] = Request(request_id, self._places.get(request_id, self._every))
         return request
 
     def get(self, request_id: str) -> Request | None:
         return self.requests.get(request_id)
+
+    def is_stale(self, request_id: str) -> bool:
+        """Whether the engine may hold KV of the request that was computed before the last reset."""
+        return request_id in self._stale
+
+    def begin_computing(self, request_id: str) -> None:
+        """The request has its first step. What it computes is stale only if it had loaded something before the reset."""
+        if not self._stale.get(request_id, True):
+            del self._stale[request_id]
+        if (request := self.requests.get(request_id)) is not None:
+            self.let_go(request)
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """The answer, for whatever `TieredStore.lookup` does not answer by itself."""
@@ -122,6 +139,7 @@ class Lookups:
 
     def restart(self, request_id: str) -> None:
         """The request starts over, and may be told something else. It is still the same one, and will have used what it used once."""
+        self._stale.pop(request_id, None)
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -164,7 +182,12 @@ class Lookups:
         self._resting.clear()
 
     def forget(self) -> None:
-        """Nothing that any request was told holds any more: what was not a miss is one now."""
+        """Nothing that any request was told holds any more: what was not a miss is one now. What they computed is stale."""
+        stale = dict.fromkeys(self._places, False)
+        stale.update((name, bool(request.chain or request.earlier)) for name, request in self.requests.items())
+        # Chains were cleared by the last reset; what was loaded before that one is no better now.
+        stale.update((name, True) for name, loaded in self._stale.items() if loaded and name in stale)
+        self._stale = stale
         for request in self.requests.values():
             self._misses += len(request.wants)
             request.missed.update(request.wants)

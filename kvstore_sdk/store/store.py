@@ -184,6 +184,12 @@ class TieredStore:
                 if (request := self._lookups.get(request_id)) is not None:
                     self._lookups.let_go(request)
 
+    def begin_computing(self, request_ids: Collection[str]) -> None:
+        """These requests have their first step: as `let_go`, and those open at a `reset` store again, unless they had loaded before it."""
+        with self._lock:
+            for request_id in request_ids:
+                self._lookups.begin_computing(request_id)
+
     def restart_request(self, request_id: str) -> None:
         """The request was preempted and starts over: it holds nothing, and what it was told does not hold any more. It may load from the
         same tiers as before, and counts as one use at its end."""
@@ -228,10 +234,11 @@ class TieredStore:
 
         Returns:
             For each key the slot to write, or None where nothing is to be written: the chunk is there, or on its way from the engine, or
-            the keys are more than host memory could ever hold and this one is of the tail. None as a whole: no room now, ask again.
+            the keys are more than host memory could ever hold and this one is of the tail; or the request may have computed it before a
+            `reset`. None as a whole: no room now, ask again.
         """
         with self._lock:
-            if self._closed:
+            if self._closed or self._lookups.is_stale(request_id):
                 return [None] * len(keys)
             if (request := self._lookups.begun(request_id)) is not None:
                 request.chain.update(dict.fromkeys(keys))
@@ -297,8 +304,9 @@ class TieredStore:
     def reset(self, weights_version: str = "") -> None:
         """The engine's cache was reset: nothing that was stored before is served again, by host memory or by any tier.
 
-        Transfers of the engine that are under way are forgotten: their ends are passed over. Requests go on, and hold nothing. Takes as
-        long as the slowest tier's `drain_timeout_s`.
+        Transfers of the engine that are under way are forgotten: their ends are passed over. Requests go on, and hold nothing. Those that
+        are open store nothing before `restart_request`, or `begin_computing`: the engine may offload again what it computed for them with
+        the weights of before. Takes as long as the slowest tier's `drain_timeout_s`.
 
         Events tell that host memory is empty. Of tiers they tell nothing: the records stay where they are, for whoever has the identity of
         before, and nobody keeps a list of them. Whoever follows the events has to take the reset itself as the end of them.

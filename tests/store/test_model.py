@@ -50,6 +50,8 @@ class StoreLife(RuleBasedStateMachine):
         self.loads: list[tuple[str, list[bytes], list[Slot]]] = []
         self.filling: dict[bytes, Slot] = {}
         self.lives = [0] * 4
+        # Requests that were open at a reset and did not start over.
+        self.stale: set[str] = set()
 
     def name(self, number: int) -> str:
         name = f"request-{number}.{self.lives[number]}"
@@ -123,6 +125,14 @@ class StoreLife(RuleBasedStateMachine):
             self.held[name].clear()
             self.told[name] = {one: answer for one, answer in self.told[name].items() if answer is Lookup.MISS}
 
+    @rule(number=REQUESTS)
+    def restart(self, number: int) -> None:
+        name = self.name(number)
+        self.stand.store.restart_request(name)
+        self.stale.discard(name)
+        self.held[name].clear()
+        self.told[name].clear()
+
     # Transfers.
 
     @rule(number=REQUESTS, start=CHUNKS, length=LENGTHS)
@@ -134,6 +144,7 @@ class StoreLife(RuleBasedStateMachine):
         if slots is None:
             assert crowded, "a running store found no room in its reserve"
             return
+        assert name not in self.stale or slots == [None] * length, "what was computed before a reset is stored"
         self.stand.write(slots)
         for one, slot in zip(chain, slots, strict=True):
             if slot is not None:
@@ -193,6 +204,7 @@ class StoreLife(RuleBasedStateMachine):
         self.stored.clear()
         self.loads.clear()
         self.filling.clear()
+        self.stale.update(self.told)
         for name in self.told:
             self.held[name].clear()
             self.told[name] = dict.fromkeys(self.told[name], Lookup.MISS)

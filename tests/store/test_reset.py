@@ -68,6 +68,47 @@ def test_named_weights_make_engines_share_again(new_stand: NewStand) -> None:
     assert one.store.identity.weights == "w1"
 
 
+def test_what_was_computed_before_it_is_not_stored_after_it(new_stand: NewStand) -> None:
+    """KEY-08. The engine offloads again what it computed for running requests, whether they stored something before or not."""
+    stand = new_stand()
+    running, asking, quiet, ended, preempted = (stand.request() for _ in range(5))
+    stand.put(keys(2), running)
+    stand.ask([key(9)], asking)
+    stand.put(keys(2, 20), preempted)
+    stand.store.reset()
+    stand.store.reset()
+    stand.store.end_request(ended)
+    for name in (running, asking, quiet, ended, preempted):
+        assert stand.put(keys(4), name) == [None] * 4
+    assert stand.hits(keys(4)) == 0
+    # It starts over, and computes with the new weights; likewise whoever comes anew, even under an id of before.
+    stand.generation = 1
+    stand.store.restart_request(preempted)
+    assert None not in (stand.put(keys(2, 20), preempted) or [None])
+    stand.store.begin_request(ended)
+    assert None not in (stand.put(keys(2, 30), ended) or [None])
+    stand.settle()
+    assert [stand.hits(keys(2, 20)), stand.hits(keys(2, 30)), stand.hits(keys(4))] == [2, 2, 0]
+    stand.store.end_request(running)
+    assert stand.put(keys(4), running) == [None] * 4, "a store may come after the end of its request"
+    stand.evict_all()
+    assert [stand.hits(keys(2, 20)), stand.hits(keys(2, 30)), stand.hits(keys(4))] == [2, 2, 0]
+
+
+def test_a_request_that_waited_for_its_first_step_stores_what_it_computes(new_stand: NewStand) -> None:
+    stand = new_stand()
+    stand.put(keys(2, 50))
+    waiting, loading = stand.request(), stand.request()
+    stand.load(loading, keys(2, 50)[: stand.ask(keys(2, 50), loading).count(Lookup.HIT)])
+    stand.store.reset()
+    stand.store.reset()
+    stand.store.begin_computing([waiting, loading, "nobody"])
+    stand.generation = 1
+    assert stand.put(keys(2), loading) == [None] * 2, "what it loaded before is on the device"
+    assert None not in (stand.put(keys(2), waiting) or [None])
+    assert stand.hits(keys(2)) == 2
+
+
 @pytest.mark.parametrize("fault", [Hang(0.2), ReadLate(0.2)], ids=["late", "late and wrong"])
 def test_a_put_that_was_in_flight_does_not_reappear(fault: Hang | ReadLate, new_stand: NewStand) -> None:
     """CFG-12: it may land in the old namespace only, and its slots are not written before it has."""

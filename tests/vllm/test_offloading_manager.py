@@ -206,6 +206,24 @@ def test_a_reset_is_final(build: Build, tmp_path: Path) -> None:
     assert other.lookup(other.request("more", keys), made.keys("b", 2)) == [False] * 4
 
 
+def test_what_was_computed_before_a_reset_is_not_stored_after_it(build: Build, tmp_path: Path) -> None:
+    """KEY-08. vLLM offloads running requests from their first chunk again; after a preemption what it computed anew."""
+    made = build([entry(tmp_path / "kv")])
+    keys = made.keys("a", 2)
+    running, waiting = made.request("running", keys), made.request("waiting", keys)
+    made.store(running, keys, BLOCKS)
+    made.manager.reset_cache()
+    output = made.manager.prepare_store(keys, running)
+    assert list(output.keys_to_store) == []
+    assert made.lookup(made.request("new", keys), keys) == [False] * 4
+    made.fill(2, OTHERS)
+    made.manager.on_schedule_end(offload.ScheduleEndContext(new_req_ids=["waiting"], preempted_req_ids=["running"]))
+    made.store(running, keys, OTHERS)
+    others = made.keys("b", 2)
+    made.store(waiting, others, OTHERS)
+    assert made.lookup(made.request("newer", keys), keys + others) == [True] * 8
+
+
 def test_a_load_that_is_under_way_survives_a_reset(build: Build) -> None:
     """vLLM never reports it; its slots must not be written by promotions meanwhile."""
     made = build()

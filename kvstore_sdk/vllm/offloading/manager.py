@@ -124,9 +124,9 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
         if self._store is None:
             return
         begun, preempted = compat.scheduled_requests(context)
-        self._store.let_go(begun)
+        self._store.begin_computing(begun)
         for request_id in preempted:
-            # What it stored itself in the meantime it may find, though it was a miss when it began.
+            # What it stored itself in the meantime it may find, though it was a miss when it began. After a reset it stores again.
             self._store.restart_request(request_id)
         self._store.flush()
         self._store.poll()
