@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 
 from kvstore_sdk.keys import GROUP_BYTES
 
@@ -19,9 +18,11 @@ class Chains:
     """
 
     def __init__(self, max_chunks: int) -> None:
-        """`max_chunks`: beyond it what was learned or used the longest ago is forgotten."""
+        """`max_chunks`: so many are known at least, of those that were learned or used last; and at most twice as many, and one request."""
         self._max_chunks = max_chunks
-        self._before: OrderedDict[bytes, bytes] = OrderedDict()
+        # Two generations: when the newer one is full it becomes the older one, which is forgotten.
+        self._before: dict[bytes, bytes] = {}
+        self._older: dict[bytes, bytes] = {}
 
     def learn(self, keys: Iterable[bytes]) -> None:
         """These chunks follow each other, those of each group in this order."""
@@ -55,26 +56,23 @@ class Chains:
     def clear(self) -> None:
         """Forget all of it."""
         self._before.clear()
+        self._older.clear()
 
     def _learn(self, group: list[bytes]) -> None:
-        before = self._before
-        for earlier, key in pairwise(group):
-            if key in before:
-                before.move_to_end(key)
-            before[key] = earlier
-        while len(before) > self._max_chunks:
-            before.popitem(last=False)
+        if len(self._before) >= self._max_chunks:
+            self._older, self._before = self._before, {}
+        self._before.update(zip(group[1:], group, strict=False))
 
     def _head(self, group: list[bytes]) -> list[bytes]:
         """What comes before the first of these, from the first that is known."""
-        before, key = self._before, group[0]
+        before, older, key = self._before, self._older, group[0]
         head: list[bytes] = []
-        if key not in before:
+        if key not in before and key not in older:
             return head
         # A key is met twice only where what was learned contradicts itself.
         met = set(group)
-        while (earlier := before.get(key)) is not None and earlier not in met:
-            before.move_to_end(key)
+        while (earlier := before.get(key) or older.get(key)) is not None and earlier not in met:
+            before[key] = earlier
             met.add(earlier)
             head.append(earlier)
             key = earlier

@@ -115,11 +115,15 @@ def test_whatever_was_learned_a_chain_is_finite_whole_and_has_each_chunk_once(li
 
 
 def test_what_is_known_is_bounded() -> None:
+    """And what is used again and again is not forgotten, however much is learned beside it."""
     chains = Chains(50)
+    chains.learn(keys(10, 5000))
     for start in itertools.islice(itertools.count(0, 10), 100):
         chains.learn(keys(10, start))
-    assert len(chains._before) == 50
+        assert chains.used([key(5009)]) == keys(10, 5000)
+        assert len(chains._before) + len(chains._older) <= 2 * (50 + 10)
     assert chains.used([key(999)]) == keys(10, 990)
+    assert chains.used([key(9)]) == [key(9)]
 
 
 def test_nothing_is_known_after_a_reset(new_stand: NewStand) -> None:

@@ -169,6 +169,8 @@ def test_a_request_that_was_preempted_is_one_use(build: Build) -> None:
         made.store(request, keys, BLOCKS)
         made.manager.on_schedule_end(offload.ScheduleEndContext(new_req_ids=[], preempted_req_ids=["first"]))
         assert made.lookup(request, keys) == [True] * 4
+        made.load(request, keys, INTO)
+        assert not used.called
         made.finish(request)
     assert [sorted(call.args[0]) for call in used.call_args_list] == [sorted(keys)]
 
