@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
-from kvstore_sdk.backend import Backend, Capabilities, Durability
+from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, TimedOutError
 from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
+from kvstore_sdk.errors import KVStoreError
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.tier import EngineMemory, RecordMemory, Tier
+from kvstore_sdk.tier.calls import text_of
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm.options import TierOptions
 
 __all__ = ["NOBODY_READS", "OpenTier", "fit_unopened", "open_tier"]
 
 NOBODY_READS = "; nobody reads them again once it has ended, and the store keeps them: remove %s then, or set may_store to false"
+
+
+logger = logging.getLogger(__name__)
+
+_SAY_AFTER_S = 5.0
+"""A start that waits for longer says for what."""
+
+_kept_mapped: list[memoryview] = []
+"""Memory that a backend was told of by a call that never returned, kept mapped until the process ends."""
 
 
 class OpenTier(NamedTuple):
@@ -29,7 +44,7 @@ class OpenTier(NamedTuple):
 def open_tier(
     where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory | RecordMemory, *, name: str, events: bool
 ) -> OpenTier:
-    """Open the backend and build its Tier.
+    """Open the backend and build its Tier, in `start_timeout_s` at most. Of a step that does not return the thread is left behind.
 
     Args:
         where: For errors.
@@ -41,12 +56,30 @@ def open_tier(
 
     Raises:
         ConfigError: the configuration does not fit the chunks, or the backend says that it is wrong.
-        BackendError: the store could not be opened.
+        BackendError: the store could not be opened; TimedOutError: not in time. Says which step failed.
     """
     fit_unopened(where, options, identity)
-    backend = open_backend(options.backend, options.backend_options, location=options.location)
+    opening = _Opening(where, options, identity, memory, name, events)
     try:
-        tier = Tier(
+        return opening.wait(options.adapter.start_timeout_s)
+    except TimedOutError:
+        if isinstance(memory, RecordMemory):
+            _kept_mapped.append(memory.region.view[:])
+        raise
+
+
+class _Opening:
+    """The steps that call a vendor's code before the engine runs, on a thread of their own: none of them has a deadline, and a system call
+    on a dead mount, or an agent that waits for its peers, cannot be interrupted."""
+
+    def __init__(
+        self, where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory | RecordMemory, name: str, events: bool
+    ) -> None:
+        self._doing = f"{where}: backend {options.shown}"
+        self._options = options
+        self._step = "open"
+        self._answer: Future[OpenTier] = Future()
+        self._tier: Callable[[Backend], Tier] = lambda backend: Tier(
             backend,
             memory,
             identity=identity,
@@ -55,10 +88,77 @@ def open_tier(
             may_store=options.adapter.may_store,
             events=events,
         )
-    except BaseException:
-        backend.close()
-        raise
-    return OpenTier(tier, backend.capabilities.durability is not Durability.NONE)
+
+    def wait(self, timeout_s: float) -> OpenTier:
+        """What was opened. When the time is up it is closed by whoever opens it after all."""
+        thread = _start(f"{self._doing} start", self._run)
+        try:
+            thread.join(min(_SAY_AFTER_S, timeout_s))
+            if thread.is_alive() and timeout_s > _SAY_AFTER_S:
+                logger.warning("%s: the start waits for %s to return, for %g s at most", self._doing, self._step, timeout_s)
+                thread.join(timeout_s - _SAY_AFTER_S)
+        finally:
+            # Exactly one of two things happens: the answer is there, or the thread finds that nobody waits for it.
+            gave_up = self._answer.cancel()
+        if gave_up:
+            problem = f"{self._step} did not return within {timeout_s:g} s; is what it needs there? start_timeout_s allows more"
+            raise TimedOutError(f"{self._doing}: {problem}")
+        return self._answer.result()
+
+    def _run(self) -> None:
+        try:
+            made = self._build()
+        except KVStoreError as cause:
+            self._fail(cause)
+        except Exception as cause:  # noqa: BLE001  vendor code may raise anything; the engine's own thread is told what it was
+            self._fail(BackendError(f"{self._doing}: {self._step} raised {type(cause).__name__}: {text_of(cause)}"), cause)
+        except BaseException as cause:  # noqa: BLE001  SystemExit too; and it may say what it was given
+            self._fail(BackendError(f"{self._doing}: {self._step} raised {type(cause).__name__}"), cause)
+        else:
+            if self._answer.set_running_or_notify_cancel():
+                self._answer.set_result(made)
+            else:
+                made.tier.close()
+
+    def _build(self) -> OpenTier:
+        backend = open_backend(self._options.backend, self._options.backend_options, location=self._options.location)
+        try:
+            if self._answer.cancelled():
+                # Nobody wants it any more: it is told of no memory.
+                raise TimedOutError(f"{self._doing}: open returned too late")
+            outlives_us = backend.capabilities.durability is not Durability.NONE
+            self._step = "register_region"
+            return OpenTier(self._tier(backend), outlives_us)
+        except BaseException:
+            self._close(backend)
+            raise
+
+    def _close(self, backend: Backend) -> None:
+        """What it does comes second: the error is told even if this does not return."""
+
+        def run() -> None:
+            try:
+                backend.close()
+            except BaseException:
+                logger.exception("%s: close raised, after %s had failed", self._doing, self._step)
+
+        timeout_s = self._options.settings.close_timeout_s
+        thread = _start(f"{self._doing} close", run)
+        thread.join(timeout_s)
+        if thread.is_alive():
+            logger.error("%s: close did not return within %g s, after %s had failed", self._doing, timeout_s, self._step)
+
+    def _fail(self, error: KVStoreError, cause: BaseException | None = None) -> None:
+        if cause is not None:
+            error.__cause__ = cause
+        if self._answer.set_running_or_notify_cancel():
+            self._answer.set_exception(error)
+
+
+def _start(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def fit_unopened(where: str, options: TierOptions, identity: KVIdentity) -> None:

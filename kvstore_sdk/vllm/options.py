@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from kvstore_sdk.backend.options import options_of, parse_options
+from kvstore_sdk.backend.options import Bounds, options_of, parse_options
 from kvstore_sdk.backend.registry import backend_options, registered_backends
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import TierSettings
@@ -56,6 +56,9 @@ class AdapterOptions:
             bool, "no request uses a LoRA adapter that lora_digests does not list; else nothing is stored"
         ] = False,
         locality: Annotated[Literal["LOCAL", "REMOTE"] | None, "where the store is, for vLLM's tier filters and events"] = None,
+        start_timeout_s: Annotated[
+            float, Bounds(ge=0.01, le=86400), "longest that the engine's start waits for the backend to open and to be told of memory"
+        ] = 120.0,
     ) -> None:
         self.may_store = may_store
         self.private = private
@@ -65,6 +68,7 @@ class AdapterOptions:
         self.trusted_hash_seed = trusted_hash_seed
         self.only_listed_adapters = only_listed_adapters
         self.locality = locality
+        self.start_timeout_s = start_timeout_s
         self.lora_digests: Mapping[str, str] = {}
         """Adapter name -> digest of its weights. A table, so checked by hand."""
 

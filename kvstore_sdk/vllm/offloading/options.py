@@ -22,7 +22,7 @@ from kvstore_sdk.vllm.options import (
 __all__ = ["HostOptions", "NamedTier", "OffloadingOptions", "named_for_operators", "parse_offloading_options"]
 
 _TYPE = "kvstore"
-_PER_TIER = ("may_store", "locality")
+_PER_TIER = ("may_store", "locality", "start_timeout_s")
 """Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
 
 
