@@ -17,8 +17,7 @@ from kvstore_sdk.cli.backends import describe
 from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, TierSettings
 from kvstore_sdk.vllm.metrics import HOST_COUNTERS, HOST_GAUGES, HOST_PREFIX, PREFIX, STORE_PREFIX
-from kvstore_sdk.vllm.offloading.options import HostOptions
-from kvstore_sdk.vllm.options import AdapterOptions
+from kvstore_sdk.vllm.options import AdapterOptions, HostOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 DECLARED = {"adapter": AdapterOptions, "host": HostOptions, "store": StoreSettings, "tier": TierSettings}

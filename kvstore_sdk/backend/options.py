@@ -11,6 +11,7 @@ are read off its signature, so there is nothing to keep in step:
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import re
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 from kvstore_sdk.errors import ConfigError
 
-__all__ = ["Bounds", "OptionInfo", "options_of", "parse_options"]
+__all__ = ["Bounds", "OptionInfo", "nearest_name", "options_of", "parse_options"]
 
 _SECRET = re.compile(
     r"secret|passw|passphrase|pwd|token|credential|signature|authorization|bearer|cookie|connection_string|key($|_)|"
@@ -111,7 +112,7 @@ def parse_options(where: str, schema: Mapping[str, OptionInfo], given: Mapping[s
     """
     for name in given:
         if name not in schema:
-            raise ConfigError(where, name, _REFUSED.get(name) or f"unknown option; {_known(schema)}")
+            raise ConfigError(where, name, _REFUSED.get(name) or f"unknown option; {_known(name, schema)}")
     parsed = {}
     for name, option in schema.items():
         if name in given:
@@ -121,13 +122,19 @@ def parse_options(where: str, schema: Mapping[str, OptionInfo], given: Mapping[s
     return parsed
 
 
-def _known(schema: Iterable[str]) -> str:
-    names = ", ".join(sorted(schema))
-    return f"it takes {names}" if names else "it takes no options"
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """Of the known names the one that a misspelt name was probably meant for; empty where none is near."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.8)), "")
+
+
+def _known(name: str, schema: Iterable[str]) -> str:
+    takes = "it takes " + (", ".join(sorted(schema)) or "no options")
+    near = nearest_name(name, schema)
+    return f"did you mean {near}? {takes}" if near else takes
 
 
 def _convert(where: str, option: OptionInfo, value: object) -> Any:
-    shown = "***" if option.secret else reprlib.repr(value)
+    shown = "***" if option.secret else _shown(value)
     choices = [option.type]
     if typing.get_origin(option.type) in (typing.Union, types.UnionType):
         choices = [choice for choice in typing.get_args(option.type) if choice is not type(None)]
@@ -144,6 +151,14 @@ def _convert(where: str, option: OptionInfo, value: object) -> Any:
         return result
     wanted = " or ".join(_type_name(option, choice) for choice in choices)
     raise ConfigError(where, option.name, f"{shown} is not {wanted}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        # Python writes no whole number of more than some thousand digits.
+        return "a number of thousands of digits"
 
 
 def _convert_one(option: OptionInfo, kind: Any, value: object) -> Any:

@@ -23,6 +23,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        specs = ", ".join(found for found in __all__ if found.endswith("Spec"))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; as spec_name there are {specs}", name=name)
     module, attribute = _HOMES[name]
     return getattr(importlib.import_module(module), attribute)

@@ -12,15 +12,19 @@ from typing import Annotated, Any, Literal
 from kvstore_sdk.backend.options import Bounds, options_of, parse_options
 from kvstore_sdk.backend.registry import backend_options, registered_backends
 from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import TierSettings
 
 __all__ = [
     "LORA_DIGESTS",
+    "PER_TIER",
     "AdapterOptions",
+    "HostOptions",
     "TierOptions",
     "parse_adapter_options",
     "parse_tier_options",
     "refuse_unknown",
+    "shown_settings",
     "written_by_operator",
 ]
 
@@ -31,6 +35,9 @@ _NOT_OURS = ("type", "module_path", "backpressure")
 
 LORA_DIGESTS = "lora_digests"
 """The one option that is a table."""
+
+PER_TIER = ("may_store", "locality", "start_timeout_s")
+"""Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
 
 _HARMLESS = re.compile(r"[\w.-]+(:[A-Za-z_][\w.]*)?")
 """A backend's name, or `module:factory`."""
@@ -71,6 +78,19 @@ class AdapterOptions:
         self.start_timeout_s = start_timeout_s
         self.lora_digests: Mapping[str, str] = {}
         """Adapter name -> digest of its weights. A table, so checked by hand."""
+
+
+class HostOptions:
+    """Options of the host tier that the table `kvstore` may hold."""
+
+    def __init__(
+        self,
+        *,
+        reserve_bytes: Annotated[
+            int | None, Bounds(ge=0), "host memory that promotions and cascades leave to running requests; a quarter unless given"
+        ] = None,
+    ) -> None:
+        self.reserve_bytes = reserve_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +139,10 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
         if len(owners) > 1:
             raise ConfigError(where, name, f"is an option of {' and of '.join(owners)}; give the backend's in its URL")
     known = {LORA_DIGESTS} | set(ours | settings | theirs)
-    refuse_unknown(where, ("backend", "location", *known), entry)
+    elsewhere = dict.fromkeys(
+        options_of(HostOptions) | options_of(StoreSettings), "stands in the table kvstore, with KVStoreOffloadingSpec"
+    )
+    refuse_unknown(where, ("backend", "location", *known), entry, elsewhere)
     adapter = parse_adapter_options(where, {name: entry[name] for name in entry if name in ours or name == LORA_DIGESTS})
     tier = TierSettings(**parse_options(where, settings, {name: entry[name] for name in entry if name in settings}))
     rest = {name: entry[name] for name in entry if name in theirs}
@@ -139,8 +162,14 @@ def parse_adapter_options(where: str, given: Mapping[str, Any]) -> AdapterOption
     return adapter
 
 
-def refuse_unknown(where: str, known: Iterable[str], given: Iterable[str]) -> None:
+def refuse_unknown(where: str, known: Iterable[str], given: Iterable[str], elsewhere: Mapping[str, str]) -> None:
     """Refuse the first of the given names that is not known, in an error that lists those that are.
+
+    Args:
+        where: For the error.
+        known: The names that are allowed.
+        given: Those to be checked.
+        elsewhere: Of names that belong somewhere else, what to say.
 
     Raises:
         ConfigError: one is not known.
@@ -148,7 +177,15 @@ def refuse_unknown(where: str, known: Iterable[str], given: Iterable[str]) -> No
     known = list(known)
     for name in given:
         if name not in known:
+            if name in elsewhere:
+                raise ConfigError(where, name, elsewhere[name])
             parse_options(where, dict.fromkeys(known, next(iter(options_of(AdapterOptions).values()))), {name: None})
+
+
+def shown_settings(settings: object) -> str:
+    """Those that are not the defaults, for a log."""
+    shown = repr(settings)
+    return "default settings" if shown.endswith("()") else shown
 
 
 def _read_salt(where: str, adapter: AdapterOptions) -> None:

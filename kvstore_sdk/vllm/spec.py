@@ -15,6 +15,7 @@ from kvstore_sdk.vllm import compat, geometry
 from kvstore_sdk.vllm.facts import collect, spare_pages
 from kvstore_sdk.vllm.marks import RowMarks, marks_path
 from kvstore_sdk.vllm.plugin import register
+from kvstore_sdk.vllm.top_keys import check_top_keys
 from kvstore_sdk.vllm.worker import HostCopies, ScrubbedHandler, ScrubbedWorker, SlotLayout, WorkerHandler
 
 __all__ = ["KVStoreTieringSpec"]
@@ -31,6 +32,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
     def __init__(self, *config: Any) -> None:
         compat.check_version()
         super().__init__(*config)
+        check_top_keys("KVStoreTieringSpec", self.extra_config, has_table=False)
         rows = compat.row_facts(self)
         if rows.row_bytes and not rows.rows:
             size = self.extra_config.get("cpu_bytes_to_use")

@@ -17,7 +17,7 @@ from kvstore_sdk.vllm.guard import NeverRaises, never_raises
 from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
 from kvstore_sdk.vllm.opening import NOBODY_READS, open_tier
-from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, written_by_operator
+from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, shown_settings, written_by_operator
 from kvstore_sdk.vllm.tails import PartialTails, refuse_unmarked_tails
 
 __all__ = ["KVStoreTier"]
@@ -102,7 +102,15 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
                 "; ".join(decision.private),
                 NOBODY_READS % f"v1/{decision.identity.namespace}" if self._outlives_us and options.adapter.may_store else "",
             )
-        logger.info("%s: namespace %s, %r", where, decision.identity.namespace, options.settings)
+        logger.info(
+            "%s: namespace %s, layout %s: its chunks are %s; backend %s, %s",
+            where,
+            decision.identity.namespace,
+            decision.identity.layout,
+            "private to this process" if decision.private else "shared by engines of this vLLM version, kind of machine and topology",
+            options.shown,
+            shown_settings(options.settings),
+        )
 
     # Requests and look-ups.
 

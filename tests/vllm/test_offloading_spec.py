@@ -20,6 +20,8 @@ from kvstore_sdk.vllm.offloading.spec import KVStoreOffloadingSpec
 
 Build = Callable[..., Stand]
 WHERE = "KVStoreOffloadingSpec"
+LEAST = (256 << 10) + 4096 + 2 * 12288
+"""The plan, a page of marks, and two records of the larger group of the stand: a header page and 6,144 bytes in two pages."""
 
 
 def entry(folder: Path | str, **options: Any) -> dict[str, Any]:
@@ -43,7 +45,9 @@ def in_shared_memory() -> set[str]:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({}, ["cpu_bytes_to_use", "None"]),
+        ({}, ["cpu_bytes_to_use", "is missing"]),
+        ({"cpu_bytes_to_use": "8 parsecs"}, ["cpu_bytes_to_use", "'8 parsecs'", "4GiB"]),
+        ({"cpu_bytes_to_use": 0}, ["cpu_bytes_to_use", "out of bounds"]),
         ({"cpu_bytes_to_use": True}, ["cpu_bytes_to_use", "True"]),
         ({"cpu_bytes_to_use": 1, "eviction_policy": 7}, ["eviction_policy", "not a string"]),
         ({"cpu_bytes_to_use": 1, "cache_policy_module_path": "x"}, ["cache_policy_module_path", "module:factory"]),
@@ -55,7 +59,10 @@ def in_shared_memory() -> set[str]:
         ({"cpu_bytes_to_use": 1, "secondary_tiers": [entry("/kv", io_treads=1)]}, ["tier '1:kvstore'", "io_treads", "io_threads"]),
         ({"cpu_bytes_to_use": 1, "kvstore": []}, ["kvstore", "table of options"]),
         ({"cpu_bytes_to_use": 1, "kvstore": {"hold_timeout": 1}}, ["hold_timeout", "unknown option", "hold_timeout_s", "weights_version"]),
-        ({"cpu_bytes_to_use": 1, "kvstore": {"may_store": False}}, ["may_store", "unknown option"]),
+        ({"cpu_bytes_to_use": 1, "kvstore": {"may_store": False}}, ["may_store", "each entry of secondary_tiers"]),
+        ({"cpu_bytes_to_use": 1, "kvstore": {"io_threads": 1}}, ["io_threads", "each entry of secondary_tiers"]),
+        ({"cpu_bytes_to_use": 1, "kvstore": {"weight_version": "x"}}, ["weight_version", "did you mean weights_version?"]),
+        ({"cpu_bytes_to_use": 1, "secondary_tiers": [entry("/kv", reserve_bytes=1)]}, ["reserve_bytes", "the table kvstore"]),
         ({"cpu_bytes_to_use": 1, "kvstore": {"hold_timeout_s": "x"}}, ["hold_timeout_s", "seconds"]),
         (
             {"cpu_bytes_to_use": 1, "kvstore": {"weights_version": "a"}, "secondary_tiers": [entry("/kv", weights_version="b")]},
@@ -109,11 +116,11 @@ def test_no_secret_is_shown() -> None:
     ("changes", "words"),
     [
         ({"parallel_config__nnodes": 2}, "nnodes: 2 machines"),
-        ({"extra": {"cpu_bytes_to_use": 8192}}, "cpu_bytes_to_use: 8192 bytes hold no chunk: .* bytes are needed at least"),
-        ({"extra": {"cpu_bytes_to_use": 282624}}, "cpu_bytes_to_use: .* fewer than two records"),
+        ({"extra": {"cpu_bytes_to_use": 1000}}, f"cpu_bytes_to_use: 1000 bytes are too few: {LEAST} are needed at least"),
+        ({"extra": {"cpu_bytes_to_use": LEAST - 1}}, f"cpu_bytes_to_use: {LEAST - 1} bytes are too few: {LEAST} are needed at least"),
         ({"extra": {"cpu_bytes_to_use": 1 << 60}}, r"cpu_bytes_to_use: /dev/shm/kvstore_offload_\S+ needs \d+ bytes"),
-        ({"extra": {"eviction_policy": "mru"}}, "mru"),
-        ({"extra": {"kvstore": {"reserve_bytes": "1GiB"}}}, "reserve_bytes"),
+        ({"extra": {"eviction_policy": "mru"}}, "KVStoreOffloadingSpec: eviction_policy: .*mru"),
+        ({"extra": {"kvstore": {"reserve_bytes": "1GiB"}}}, "KVStoreOffloadingSpec: reserve_bytes"),
     ],
 )
 def test_an_engine_that_cannot_be_served_is_refused(changes: dict[str, Any], words: str, build: Build, tmp_path: Path) -> None:
@@ -124,6 +131,39 @@ def test_an_engine_that_cannot_be_served_is_refused(changes: dict[str, Any], wor
     assert list(tmp_path.iterdir()) == []
     for name in in_shared_memory() - before:
         os.unlink(f"/dev/shm/{name}")
+
+
+def test_the_least_that_is_named_is_enough(build: Build) -> None:
+    made = build(groups=1, extra={"cpu_bytes_to_use": LEAST})
+    keys = made.keys("a", 1)
+    request = made.request("first", keys)
+    made.store(request, keys, [[0, 1]])
+    assert made.lookup(made.request("second", keys), keys) == [True]
+
+
+@pytest.mark.parametrize("given", ["1MiB", 1 << 20, float(1 << 20)])
+def test_the_size_of_host_memory_takes_a_unit(given: object) -> None:
+    assert parse_offloading_options(WHERE, {"cpu_bytes_to_use": given}).host_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("tiers", "changes", "words"),
+    [
+        (0, {}, "its chunks are kept in host memory alone"),
+        (1, {}, "its chunks are shared by engines of this vLLM version, kind of machine and topology"),
+        (1, {"extra": {"kvstore": {"private": True}}}, "its chunks are private to this process"),
+    ],
+)
+def test_the_start_says_what_an_operator_asks(
+    tiers: int, changes: dict[str, Any], words: str, build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "kvstore_sdk"):
+        made = build([entry(tmp_path / "kv")] * tiers, **changes)
+    (line,) = [line for record in caplog.records if "host memory for" in (line := record.getMessage())]
+    slots = {group: found.slots for group, found in made.manager._store.host.stats().groups.items()}
+    assert f"layout opaque-ranks: {words}; 1048576 bytes of host memory for" in line
+    assert f"{slots[0]} chunks of 12288 bytes or {slots[1]} chunks of 8192 bytes, policy lru, reserve " in line
+    assert f"tiers: {'1:kvstore (fs)' if tiers else 'none'}; default settings" in line
 
 
 def test_a_tier_that_cannot_be_opened_closes_the_others(build: Build, tmp_path: Path) -> None:

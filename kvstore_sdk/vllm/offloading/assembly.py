@@ -21,8 +21,9 @@ from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager, OpenStore
 from kvstore_sdk.vllm.offloading.marks import Marks
 from kvstore_sdk.vllm.offloading.options import OffloadingOptions, named_for_operators
-from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, most_slots, write_plan
+from kvstore_sdk.vllm.offloading.plan import GroupPlan, Plan, control_bytes, least_bytes, most_slots, write_plan
 from kvstore_sdk.vllm.opening import NOBODY_READS, OpenTier, fit_unopened, open_tier
+from kvstore_sdk.vllm.options import shown_settings
 from kvstore_sdk.vllm.tails import refuse_unmarked_tails
 
 __all__ = ["WHERE", "build_manager"]
@@ -67,7 +68,7 @@ def build_manager(
         )
         return KVStoreOffloadingManager(None, known)
     opened = _open_store(options, known, layout, sizes, decision.identity, join_region)
-    _tell(options, layout, decision, opened.outlives_us)
+    _tell(options, layout, decision, opened, sizes)
     return KVStoreOffloadingManager(opened, known, none_hash=decision.none_hash)
 
 
@@ -99,6 +100,11 @@ def _open_store(
 ) -> OpenStore:
     for entry in options.tiers:
         fit_unopened(f"{WHERE} tier {entry.name}", entry.options, identity)
+    lengths = {record_bytes(size) for size in sizes.values()}
+    needed = least_bytes(lengths, known.parallel.world_size)
+    if options.host_bytes < needed:
+        problem = f"{options.host_bytes} bytes are too few: {needed} are needed at least, for two chunks of {max(lengths)} and the plan"
+        raise ConfigError(WHERE, "cpu_bytes_to_use", problem)
     with contextlib.ExitStack() as undo:
         region = join_region()
         undo.callback(region.close)
@@ -137,9 +143,6 @@ def _plan(known: compat.SpecFacts, layout: EngineLayout, sizes: Mapping[int, int
     records = {record_bytes(size) for size in sizes.values()}
     most, ranks = most_slots(region_bytes, records), known.parallel.world_size
     start = control_bytes(most, ranks)
-    if start >= region_bytes:
-        needed = start + 2 * max(records)
-        raise ConfigError(WHERE, "cpu_bytes_to_use", f"{region_bytes} bytes hold no chunk: {needed} bytes are needed at least")
     return Plan(
         world_size=ranks,
         blocks_per_chunk=known.blocks_per_chunk,
@@ -149,11 +152,11 @@ def _plan(known: compat.SpecFacts, layout: EngineLayout, sizes: Mapping[int, int
     )
 
 
-def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, outlives_us: bool) -> None:
+def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, opened: OpenStore, sizes: Mapping[int, int]) -> None:
     """Say at start-up what an operator may have to know."""
     namespace = decision.identity.namespace
     if decision.private and options.tiers:
-        left = NOBODY_READS % f"v1/{namespace}" if outlives_us else ""
+        left = NOBODY_READS % f"v1/{namespace}" if opened.outlives_us else ""
         logger.warning("%s: its chunks are private to this process: %s%s", WHERE, "; ".join(decision.private), left)
     if layout.opaque and options.tiers:
         why = "; ".join(layout.why)
@@ -162,12 +165,29 @@ def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, 
         # Other engines that share the store read these chunks in that order.
         level = logging.WARNING if options.tiers else logging.INFO
         logger.log(level, "%s: the layout of %s was read off vLLM's sources and never seen on a device", WHERE, ", ".join(layout.untested))
+    host = opened.store.host.stats()
+    chunks = [f"{found.slots} chunks of {record_bytes(sizes[group])} bytes" for group, found in host.groups.items()]
     logger.info(
-        "%s: namespace %s, layout %s, %d bytes of host memory, %d tiers, %r",
+        "%s: namespace %s, layout %s: its chunks are %s; %d bytes of host memory for %s, policy %s, reserve %d bytes; tiers: %s; %s",
         WHERE,
         namespace,
         layout.layout,
+        _shared_by(options, layout, decision),
         options.host_bytes,
-        len(options.tiers),
-        options.store,
+        " or ".join(chunks),
+        options.policy,
+        host.reserve_bytes,
+        ", ".join(f"{tier.name} ({tier.options.shown})" for tier in options.tiers) or "none",
+        shown_settings(options.store),
     )
+
+
+def _shared_by(options: OffloadingOptions, layout: EngineLayout, decision: Decision) -> str:
+    """Who else reads the chunks."""
+    if not options.tiers:
+        return "kept in host memory alone"
+    if decision.private:
+        return "private to this process"
+    if layout.opaque:
+        return "shared by engines of this vLLM version, kind of machine and topology"
+    return "shared by engines of any tensor and pipeline parallel size"

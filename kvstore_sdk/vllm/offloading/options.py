@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from kvstore_sdk.backend.options import Bounds, options_of, parse_options
+from kvstore_sdk.backend.options import Bounds, OptionInfo, options_of, parse_options
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.vllm.options import (
     LORA_DIGESTS,
+    PER_TIER,
     AdapterOptions,
+    HostOptions,
     TierOptions,
     parse_adapter_options,
     parse_tier_options,
     refuse_unknown,
 )
+from kvstore_sdk.vllm.top_keys import check_top_keys, options_of_entries
 
-__all__ = ["HostOptions", "NamedTier", "OffloadingOptions", "named_for_operators", "parse_offloading_options"]
+__all__ = ["NamedTier", "OffloadingOptions", "named_for_operators", "parse_offloading_options"]
 
 _TYPE = "kvstore"
-_PER_TIER = ("may_store", "locality", "start_timeout_s")
-"""Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
-
-
+_MOST_BYTES = 1 << 62
+"""More than any machine has, and still a length of a file."""
+_SIZE = {"host_bytes": OptionInfo("host_bytes", int, None, Bounds(ge=1, le=_MOST_BYTES), "")}
 _VLLMS_OWN = {
     "cache_policy_module_path": "eviction_policy names a policy as module:factory",
     "canonical_layout": "leave it out, the layout is portable wherever that is certified",
@@ -34,18 +36,8 @@ _VLLMS_OWN = {
 }
 """Keys that would be believed to do something -> what to do instead."""
 
-
-class HostOptions:
-    """Options of the host tier that `kvstore` may hold."""
-
-    def __init__(
-        self,
-        *,
-        reserve_bytes: Annotated[
-            int | None, Bounds(ge=0), "host memory that promotions and cascades leave to running requests; a quarter unless given"
-        ] = None,
-    ) -> None:
-        self.reserve_bytes = reserve_bytes
+_NAMES = {"size_bytes": "cpu_bytes_to_use", "policy": "eviction_policy", "reserve_bytes": "reserve_bytes"}
+"""A field of host memory -> the key that an operator writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +75,14 @@ def parse_offloading_options(where: str, extra: Mapping[str, Any]) -> Offloading
     Raises:
         ConfigError: something is unknown, missing, wrong, or differs between tiers that must agree.
     """
+    check_top_keys(where, extra, has_table=True)
     common = extra.get("kvstore", {})
     if not isinstance(common, Mapping):
         raise ConfigError(where, "kvstore", f"must be a table of options, not of type {type(common).__name__}")
-    ours = {name for name in options_of(AdapterOptions) if name not in _PER_TIER} | {LORA_DIGESTS}
+    ours = {name for name in options_of(AdapterOptions) if name not in PER_TIER} | {LORA_DIGESTS}
     host, store = options_of(HostOptions), options_of(StoreSettings)
-    refuse_unknown(where, (*ours, *host, *store), common)
+    elsewhere = dict.fromkeys(options_of_entries(extra), "stands in each entry of secondary_tiers, not in the table kvstore")
+    refuse_unknown(f"{where} table 'kvstore'", (*ours, *host, *store), common, elsewhere)
     shared = {name: common[name] for name in common if name in ours}
     tiers = tuple(_tiers(where, extra, shared, ours))
     adapter = tiers[0].options.adapter if tiers else parse_adapter_options(where, shared)
@@ -109,13 +103,14 @@ def parse_offloading_options(where: str, extra: Mapping[str, Any]) -> Offloading
 
 @contextlib.contextmanager
 def named_for_operators(where: str) -> Iterator[None]:
-    """Give the host memory's own errors the name by which an operator knows its size."""
+    """Give what host memory itself refuses the names by which an operator knows it."""
     try:
         yield
     except ConfigError as error:
-        if error.field != "size_bytes":
+        if (name := _NAMES.get(error.field)) is None:
             raise
-        raise ConfigError(where, "cpu_bytes_to_use", error.problem) from error
+        problem = f"{error.where}: {error.problem}" if error.field == "policy" else error.problem
+        raise ConfigError(where, name, problem) from error
 
 
 def _tiers(where: str, extra: Mapping[str, Any], shared: Mapping[str, Any], ours: set[str]) -> list[NamedTier]:
@@ -136,9 +131,13 @@ def _tiers(where: str, extra: Mapping[str, Any], shared: Mapping[str, Any], ours
 
 
 def _host_bytes(where: str, given: object) -> int:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or int(given) < 1:
-        raise ConfigError(where, "cpu_bytes_to_use", f"{given!r} is no number of bytes; it is the size of host memory for the whole engine")
-    return int(given)
+    if given is None:
+        raise ConfigError(where, "cpu_bytes_to_use", "is missing; it is the size of host memory for the whole engine, such as 8589934592")
+    try:
+        size: int = parse_options(where, _SIZE, {"host_bytes": given})["host_bytes"]
+    except ConfigError as error:
+        raise ConfigError(where, "cpu_bytes_to_use", error.problem) from None
+    return size
 
 
 def _policy(where: str, extra: Mapping[str, Any]) -> str:

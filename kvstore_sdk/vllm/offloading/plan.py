@@ -18,7 +18,7 @@ from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.layout import LayoutError, Shape, Topology, payload_bytes, shape_from_plain, shape_to_plain
 
-__all__ = ["PLAN_BYTES", "PLAN_VERSION", "GroupPlan", "Plan", "control_bytes", "most_slots", "read_plan", "write_plan"]
+__all__ = ["PLAN_BYTES", "PLAN_VERSION", "GroupPlan", "Plan", "control_bytes", "least_bytes", "most_slots", "read_plan", "write_plan"]
 
 PLAN_VERSION = 1
 PLAN_BYTES = 256 << 10
@@ -41,6 +41,16 @@ def most_slots(region_bytes: int, sizes: Collection[int]) -> int:
 def control_bytes(slot_count: int, world_size: int) -> int:
     """What the plan and the marks of `slot_count` slots take at the start of a region: where the slots start, a multiple of 4,096."""
     return PLAN_BYTES + -(-4 * slot_count * world_size // _PAGE) * _PAGE
+
+
+def least_bytes(sizes: Collection[int], world_size: int) -> int:
+    """The smallest region for slots of these lengths: it holds two of the longest, which is the least that a host tier takes."""
+    slots_bytes = 2 * max(sizes)
+    found, needed = 0, PLAN_BYTES + slots_bytes
+    while found < needed:
+        # What is needed grows with the region, for the marks, and much less than it.
+        found, needed = needed, control_bytes(most_slots(needed, sizes), world_size) + slots_bytes
+    return found
 
 
 @dataclass(frozen=True, slots=True)

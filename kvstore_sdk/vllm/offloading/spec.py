@@ -126,5 +126,7 @@ class KVStoreOffloadingSpec(OffloadingSpec):
 
     def _open_region(self, how: Callable[[str, int, float], Region]) -> Region:
         """Workers make the region. The scheduler's side does not: memory that no worker maps would hold a plan that none reads."""
+        # Of what is too small the scheduler's side says how much is needed: only there all ranks' caches are known.
+        size_bytes = max(1, self._kvstore_options.host_bytes // _PAGE) * _PAGE
         with named_for_operators(WHERE):
-            return how(self._region_path(), self._kvstore_options.host_bytes // _PAGE * _PAGE, REGION_TIMEOUT_S)
+            return how(self._region_path(), size_bytes, REGION_TIMEOUT_S)
