@@ -92,6 +92,8 @@ class Cascades:
         self._tier_bytes = [0] * len(tiers)
         self._every = frozenset(range(len(tiers)))
         self.any_lacks = False
+        self._told_of_shed = False
+        self._name = name
         # A row can be held by several calls of one tier.
         self._held: dict[tuple[int, int], list[Pin]] = {}
         self._stopped = False
@@ -145,12 +147,11 @@ class Cascades:
         wanted: dict[frozenset[int], list[Slot]] = {}
         for slot in slots:
             if slot.lacking and slot.state is SlotState.READY and (places := slot.lacking & able):
+                slot.lacking -= places
                 wanted.setdefault(places, []).append(slot)
         if wanted:
             self._holds.settle()
         for places, part in wanted.items():
-            for slot in part:
-                slot.lacking -= places
             self._queue_up(part, places)
 
     def ended(self, place: int, result: JobResult) -> bool:
@@ -227,6 +228,15 @@ class Cascades:
     def _shed(self, slots: Sequence[Slot], place: int) -> None:
         """A tier does not get these."""
         self.any_lacks = True
+        if not self._told_of_shed and place not in self._off:
+            self._told_of_shed = True
+            logger.warning(
+                "%s: tier %s does not get %d chunks: too much is on its way to tiers already. A larger host tier or cascade_fraction, or a "
+                "faster store, would help; from now on such chunks are only counted (cascades, shed)",
+                self._name,
+                self._tiers[place].name,
+                len(slots),
+            )
         for slot in slots:
             slot.lacking |= {place}
         self._metrics.count("cascades", self._tiers[place].name, "shed", by=len(slots))
