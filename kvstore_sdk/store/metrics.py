@@ -12,21 +12,29 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 COUNTERS: Mapping[str, MetricSpec] = {
     "hits": MetricSpec("Chunks that requests were told are there, by the tier that had them; once for each request and chunk.", ("tier",)),
-    "misses": MetricSpec("Chunks that requests were told are not there, or not in time; once for each request and chunk."),
+    "misses": MetricSpec(
+        "Chunks that requests were told are not there, or not in time; once for each request and chunk. An engine asks for a prefix up to "
+        "the first one, so hits / (hits + misses) is no hit rate."
+    ),
     "lookup_timeouts": MetricSpec("Misses because no tier answered, or no store ended, in time."),
     "engine_stores": MetricSpec("Chunks that the engine wrote whole into host memory."),
     "engine_loads": MetricSpec(
         "Chunks that the engine read from host memory. Where this stays near 0 and engine_stores grows, what is written is never read."
     ),
     "no_room": MetricSpec(
-        "Chunks that host memory had no room for when they were wanted (lookup: a miss; store: asked again).", ("wanted",)
+        "Chunks that host memory had no room for when they were wanted (lookup: a miss; store: asked again); once for each request and "
+        "chunk.",
+        ("wanted",),
     ),
     "unfit_stores": MetricSpec(
         "Chunks that were not stored, nor asked for again, because what a request stored at once was more than host memory has room for."
     ),
     "incomplete_stores": MetricSpec("Chunks that were dropped because not all ranks wrote them whole."),
     "promotions": MetricSpec("Chunks loaded into host memory, by tier and result (loaded, failed, late).", ("tier", "result")),
-    "cascades": MetricSpec("Chunks sent from host memory, by tier and result (stored, failed, skipped, shed).", ("tier", "result")),
+    "cascades": MetricSpec(
+        "Chunks sent from host memory, by tier and result (stored, failed, skipped; shed: the tier does not have it, for want of room).",
+        ("tier", "result"),
+    ),
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
     "expired_holds": MetricSpec("Requests whose hits were let go because nobody loaded them in time."),
     "forgotten_requests": MetricSpec("Requests that were taken to be over because so many others came. Their ends should have been told."),

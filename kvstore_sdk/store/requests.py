@@ -55,6 +55,7 @@ class Request:
         chain: What it loaded and stored since it began or started over, in order.
         earlier: The same of the time before.
         asked: Whether tiers know of it.
+        refused: Keys that host memory had no room for when they were to be stored; each is counted once.
         rests: What it held was let go because it took too long. It holds nothing before the next step, so that others may have the room.
     """
 
@@ -70,6 +71,7 @@ class Request:
         "places",
         "promoting",
         "quota",
+        "refused",
         "rests",
         "settled",
         "told",
@@ -91,6 +93,7 @@ class Request:
         self.chain: dict[bytes, None] = {}
         self.earlier: dict[bytes, None] = {}
         self.asked = False
+        self.refused: set[bytes] = set()
         self.rests = False
 
     @property

@@ -38,7 +38,7 @@ _SEAL_S = 10.0
 
 
 class TieredStore:
-    """A cache of chunks in host memory, and below it tiers that everything is stored to and loaded from.
+    """A cache of chunks in host memory, and below it tiers that chunks are stored to and loaded from.
 
     Thread-safe; calls the engine never; waits only in `reset`, `drain` and `close`, which are bounded. Keys are the engine's: chain hash,
     then the group as 4 bytes, big-endian.
@@ -50,6 +50,11 @@ class TieredStore:
     - PENDING ends by itself, in HIT or MISS, as long as the engine goes on with `poll` and `flush`.
     - No request waits for room while it holds some, so none waits for another that waits for it.
     - Promotions, hits that wait and stores to tiers never take the host tier's reserve from stores of running requests.
+    - What is stored is offered to every tier, and shed where `cascade_fraction` of host memory, or all but the reserve, is on its way
+      already. What was shed is offered again when the engine uses it again; `metrics` counts it.
+
+    Attributes:
+        metrics: What the store counts: `total("cascades", tier, "shed")`, say. `kvstore_sdk.store.COUNTERS` has the names and labels.
     """
 
     def __init__(
@@ -235,14 +240,14 @@ class TieredStore:
         Returns:
             For each key the slot to write, or None where nothing is to be written: the chunk is there, or on its way from the engine, or
             the keys are more than host memory could ever hold and this one is of the tail; or the request may have computed it before a
-            `reset`. None as a whole: no room now, ask again.
+            `reset`. None as a whole: no room now, ask again after `poll`.
         """
         with self._lock:
             if self._closed or self._lookups.is_stale(request_id):
                 return [None] * len(keys)
             if (request := self._lookups.begun(request_id)) is not None:
                 request.chain.update(dict.fromkeys(keys))
-            return self._transfers.begin_store(keys)
+            return self._transfers.begin_store(request, keys)
 
     def end_store(self, keys: Collection[bytes], incomplete: Collection[bytes] = ()) -> None:
         """All ranks wrote these chunks: they may be loaded, and go to every tier. Keys of no store under way are passed over.
@@ -298,7 +303,10 @@ class TieredStore:
     # The end of things.
 
     def drain(self) -> bool:
-        """Wait, at most `drain_timeout_s`, until every tier has what was stored. False: some goes on."""
+        """Wait, at most `drain_timeout_s`, until nothing is on its way to or from a tier. False: something is.
+
+        That does not mean that every tier has everything: what was shed, or failed, is counted by `cascades`.
+        """
         return self._drain(time.monotonic() + self._settings.drain_timeout_s)
 
     def reset(self, weights_version: str = "") -> None:

@@ -52,7 +52,7 @@ class Transfers:
         self._stores: dict[bytes, Slot] = {}
         self._loads: dict[str, list[_Load]] = {}
 
-    def begin_store(self, keys: Sequence[bytes]) -> list[Slot | None] | None:
+    def begin_store(self, request: Request | None, keys: Sequence[bytes]) -> list[Slot | None] | None:
         """Slots for what is not there; None: no room now."""
         get = self._get
         if self._cascades.any_lacks:
@@ -71,7 +71,10 @@ class Transfers:
         slots = self._admit(fresh, frozenset(keys))
         self._evicted()
         if slots is None:
-            self._metrics.count("no_room", "store", by=len(fresh))
+            # An engine asks again at every step.
+            refused = request.refused if request is not None else set()
+            self._metrics.count("no_room", "store", by=len(refused.union(fresh)) - len(refused))
+            refused.update(fresh)
             return None
         if len(slots) == len(keys):
             self._stores.update(zip(keys, slots, strict=True))

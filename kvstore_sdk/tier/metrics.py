@@ -117,13 +117,14 @@ class TierMetrics:
         self._gauges[name, labels] = read
 
     def total(self, name: str, *labels: str) -> float:
-        """A counter since the beginning; without labels the sum over all of them."""
+        """A counter since the beginning. Labels in the order of their declaration; those left out at the end are summed over."""
         with self._lock:
             return sum(
                 value for (found, with_labels), value in self._totals.items() if found == name and with_labels[: len(labels)] == labels
             )
 
     def gauge_value(self, name: str, *labels: str) -> float:
+        """A gauge as it is now; every label is given, in the order of its declaration."""
         return float(self._gauges[name, labels]())
 
     def take(self) -> MetricsDelta:

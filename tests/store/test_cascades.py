@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,22 @@ def test_what_is_shed_is_the_end_of_a_store_and_no_hole(new_stand: NewStand) -> 
     assert 0 < count < 32
     assert not any(kept[count:])
     assert stand.total("cascades", "below", "shed") == 64 - count
+
+
+def test_the_first_chunks_that_are_shed_are_told_and_a_drained_store_counts_them(
+    new_stand: NewStand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`drain` says that nothing goes on, not that every tier has everything."""
+    stand = new_stand(slots=16, cascade_fraction=0.25)
+    with caplog.at_level(logging.WARNING, "kvstore_sdk"):
+        assert stand.put(keys(8)) is not None
+        assert stand.put(keys(8, 8)) is not None
+        assert stand.store.drain()
+    shed = stand.total("cascades", "below", "shed")
+    assert 0 < shed == sum(not stand.has("below", one) for one in keys(16))
+    (line,) = [record.getMessage() for record in caplog.records if "does not get" in record.getMessage()]
+    assert "tier below does not get 4 chunks" in line
+    assert "cascade_fraction" in line
 
 
 @pytest.mark.parametrize("use", ["load", "store"])

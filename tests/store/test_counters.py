@@ -30,3 +30,18 @@ def test_what_was_not_written_whole_is_not_counted(new_stand: Callable[..., Stan
     assert stand.store.begin_store("writer", keys(3)) is not None
     stand.store.end_store(keys(3), keys(1))
     assert stand.total("engine_stores") == 2
+
+
+def test_a_store_that_finds_no_room_is_counted_once_however_often_it_is_asked_again(new_stand: Callable[..., Stand]) -> None:
+    """An engine asks again at every step; an alarm is to say how much, not how long."""
+    stand = new_stand({}, slots=8)
+    assert stand.store.begin_store("writer", keys(8)) is not None
+    for name in ("first", "second"):
+        stand.store.begin_request(name)
+    for _ in range(5):
+        assert stand.store.begin_store("first", keys(3, 10)) is None
+        assert stand.store.begin_store("second", keys(2, 20)) is None
+        stand.step()
+    assert stand.total("no_room", "store") == 5
+    assert stand.store.begin_store("first", keys(4, 10)) is None
+    assert stand.total("no_room", "store") == 6
