@@ -39,6 +39,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "error_from_os",
+    "text_of",
 ]
 
 
@@ -156,3 +157,11 @@ def error_from_os(doing: str, cause: OSError) -> BackendError:
     if code in _INVALID:
         return InvalidError(message)
     return UnavailableError(message)
+
+
+def text_of(error: BaseException) -> str:
+    """The first line of what an error says; vendor code may raise one that cannot say it."""
+    try:
+        return (str(error).splitlines() or [""])[0][:300]
+    except BaseException:  # noqa: BLE001  # whatever it is, it is raised while another error is being told
+        return "(its text cannot be had)"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.errors import ConfigError, text_of
 
 __all__ = ["is_factory_name", "load_factory"]
 
@@ -36,13 +36,15 @@ def load_factory(where: str, field: str, name: str) -> Callable[..., Any]:
     except ImportError as cause:
         missing = cause.name or module
         if module == missing or module.startswith(f"{missing}."):
-            problem = f"module {missing!r} cannot be imported ({cause}); install it, put its folder on PYTHONPATH, or fix the name"
+            problem = f"module {missing!r} cannot be imported ({text_of(cause)}); install it, put its folder on PYTHONPATH, or fix the name"
         else:
-            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({cause}); install what it needs"
+            problem = f"module {module!r} imports {missing!r}, which cannot be imported ({text_of(cause)}); install what it needs"
         raise ConfigError(where, field, problem) from cause
-    except Exception as cause:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:
         # Importing runs a vendor's code, which may fail in any way.
-        problem = f"importing module {module!r} raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
+        problem = f"importing module {module!r} raised {type(cause).__name__} ({text_of(cause)}); that is for its vendor to fix"
         raise ConfigError(where, field, problem) from cause
     for part in path.split("."):
         found = getattr(found, part, None)

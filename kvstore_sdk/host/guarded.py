@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from kvstore_sdk.errors import text_of
 from kvstore_sdk.host.lru import LRU
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Guarded"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Guarded:
@@ -48,17 +51,8 @@ class Guarded:
         self._tell(lambda policy: policy.unpin(keys))
 
     def victim(self, protected: Collection[bytes] = ()) -> bytes | None:
-        if self._policy is not None:
-            try:
-                key = self._policy.victim(protected)
-                if key is not None and self._lru.may_go(key) and key not in protected:
-                    return key
-                if key is None and self._lru.victim(protected) is None:
-                    return None
-                self._give_up(f"named {key!r} as a victim, which is pinned, protected or not resident, or none though there is one")
-            except Exception as error:  # noqa: BLE001  a vendor's code may fail in any way
-                self._give_up(f"raised {type(error).__name__} ({error})")
-        return self._lru.victim(protected)
+        key = self._tell(lambda policy: self._named(policy, protected))
+        return self._lru.victim(protected) if key is None else key
 
     def evict(self, key: bytes) -> None:
         self._lru.evict(key)
@@ -72,12 +66,25 @@ class Guarded:
         self._lru.clear()
         self._tell(lambda policy: policy.clear())
 
-    def _tell(self, call: Callable[[EvictionPolicy], None]) -> None:
+    def _named(self, policy: EvictionPolicy, protected: Collection[bytes]) -> bytes | None:
+        """The victim that the policy names, if it is one."""
+        key = policy.victim(protected)
+        if key is not None and self._lru.may_go(key) and key not in protected:
+            return key
+        if key is not None or self._lru.victim(protected) is not None:
+            self._give_up(f"named {key!r} as a victim, which is pinned, protected or not resident, or none though there is one")
+        return None
+
+    def _tell(self, call: Callable[[EvictionPolicy], _T]) -> _T | None:
         if self._policy is not None:
             try:
-                call(self._policy)
-            except Exception as error:  # noqa: BLE001  a vendor's code may fail in any way
-                self._give_up(f"raised {type(error).__name__} ({error})")
+                return call(self._policy)
+            except KeyboardInterrupt:
+                # Of whoever stops the engine: this is its own thread.
+                raise
+            except BaseException as error:  # noqa: BLE001  a vendor's code may fail in any way
+                self._give_up(f"raised {type(error).__name__} ({text_of(error)})")
+        return None
 
     def _give_up(self, why: str) -> None:
         self._policy = None

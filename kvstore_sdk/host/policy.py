@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from kvstore_sdk.backend.factories import is_factory_name, load_factory
-from kvstore_sdk.errors import ConfigError, KVStoreError
+from kvstore_sdk.errors import ConfigError, KVStoreError, text_of
 from kvstore_sdk.host.arc import ARC
 from kvstore_sdk.host.guarded import Guarded
 from kvstore_sdk.host.lru import LRU
@@ -124,11 +124,11 @@ def open_policy(name: str, capacity: int) -> EvictionPolicy:
         factory = load_factory(where, "policy", name)
     try:
         policy = factory(capacity=capacity)
-    except KVStoreError:
+    except (KVStoreError, KeyboardInterrupt):
         raise
-    except Exception as cause:
+    except BaseException as cause:
         # A vendor's code may fail in any way.
-        problem = f"the factory raised {type(cause).__name__} ({cause}); that is for its vendor to fix"
+        problem = f"the factory raised {type(cause).__name__} ({text_of(cause)}); that is for its vendor to fix"
         raise ConfigError(where, "policy", problem) from cause
     if missing := [method for method in _METHODS if not callable(getattr(policy, method, None))]:
         raise ConfigError(where, "policy", f"the factory returned a {type(policy).__name__}, which lacks {', '.join(missing)}")

@@ -274,8 +274,10 @@ class Cascades:
                 sealed = self._seal(work)
             except BaseException:  # the thread must go on, whatever one chunk does
                 logger.exception("chunks could not be sealed")
-            finally:
+            try:
                 self._sealed(work, sealed)
+            except BaseException:  # as above; what could be given back was
+                logger.exception("chunks could not be given to tiers")
 
     def _next(self) -> _Work | None:
         with self._wake:

@@ -35,9 +35,10 @@ from kvstore_sdk.backend import (
     UnsupportedError,
     error_from_os,
 )
+from kvstore_sdk.errors import text_of
 from kvstore_sdk.tier.metrics import TierMetrics
 
-__all__ = ["Calls", "text_of"]
+__all__ = ["Calls"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,10 @@ class Calls:
     - Each kind of failure is logged once with backend, operation, name, error and elapsed time; repeats each 30 s at most, with a count.
     """
 
-    def __init__(self, backend: Backend, metrics: TierMetrics, label: str) -> None:
+    def __init__(self, backend: Backend, metrics: TierMetrics, label: str, *, into_rows: bool = False) -> None:
+        """`into_rows`: its buffers are rows, and not staging memory, whose bytes are checked elsewhere."""
         self.backend = backend
+        self._into_rows = into_rows
         self.capabilities = backend.capabilities
         # Asked once, while nothing depends on it: looking at an object of the vendor's may raise.
         self._settles = isinstance(backend, SupportsSettle)
@@ -157,7 +160,7 @@ class Calls:
 
     def _leaves_doubt(self, error: BackendError) -> bool:
         """Whether transfers may go on that nobody will hear of: what the backend answered cannot be read, and it may have been in doubt."""
-        return isinstance(error, BreachError) and self.capabilities.in_doubt
+        return self._into_rows and self.capabilities.in_doubt and isinstance(error, BreachError)
 
     def _may_doubt(self, ticket: Ticket | None) -> bool:
         return ticket is not None and self.capabilities.in_doubt and self._settles
@@ -262,14 +265,6 @@ def _own_error(error: BackendError) -> BackendError:
     own = cast(BackendError, kind(text))
     own.__cause__ = error
     return own
-
-
-def text_of(error: BaseException) -> str:
-    """The first line of what an error says; vendor code may raise one that cannot say it."""
-    try:
-        return (str(error).splitlines() or [""])[0][:300]
-    except BaseException:  # noqa: BLE001  # whatever it is, it is raised while another error is being told
-        return "(its text cannot be had)"
 
 
 _NEVER_OVER: Ticket = "the answer that named it could not be read"

@@ -13,10 +13,9 @@ from typing import NamedTuple, cast
 from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, TimedOutError
 from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
-from kvstore_sdk.errors import KVStoreError
+from kvstore_sdk.errors import KVStoreError, text_of
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.tier import EngineMemory, RecordMemory, Tier
-from kvstore_sdk.tier.calls import text_of
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm.options import TierOptions
 

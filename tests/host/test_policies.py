@@ -331,11 +331,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    def victim(self, protected=()):\n        return list(self._keys._order)[-1]\n"
         "class Namespace:\n    open_most_recent = MostRecent\n"
         "def open_broken(*, capacity):\n    raise RuntimeError(f'no {capacity}')\n"
+        "def open_exit(*, capacity):\n    raise SystemExit(capacity)\n"
+        "class Mute(Exception):\n    def __str__(self):\n        raise ValueError\n"
+        "def open_mute(*, capacity):\n    raise Mute\n"
         "def open_list(*, capacity):\n    return []\n"
         "value = 1\n"
     )
     (tmp_path / "acme_lacks.py").write_text("import not_installed_anywhere\n")
     (tmp_path / "acme_raises.py").write_text("1 / 0\n")
+    (tmp_path / "acme_exits.py").write_text("raise SystemExit(2)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "acme_policies", raising=False)
 
@@ -359,9 +363,12 @@ def test_a_policy_of_ones_own_opens_as_module_and_factory() -> None:
         ("acme_missing:open", 3, "policy", "module 'acme_missing' cannot be imported"),
         ("acme_lacks:open", 3, "policy", "module 'acme_lacks' imports 'not_installed_anywhere', which cannot be imported"),
         ("acme_raises:open", 3, "policy", "importing module 'acme_raises' raised ZeroDivisionError"),
+        ("acme_exits:open", 3, "policy", "importing module 'acme_exits' raised SystemExit (2)"),
         ("acme_policies:nothing", 3, "policy", "module 'acme_policies' has no factory 'nothing'"),
         ("acme_policies:value", 3, "policy", "module 'acme_policies' has no factory 'value'"),
         ("acme_policies:open_broken", 3, "policy", "the factory raised RuntimeError (no 3)"),
+        ("acme_policies:open_exit", 3, "policy", "the factory raised SystemExit (3)"),
+        ("acme_policies:open_mute", 3, "policy", "the factory raised Mute ((its text cannot be had))"),
         ("acme_policies:open_list", 3, "policy", "the factory returned a list, which lacks miss, used, pin, unpin, victim, evict"),
     ],
 )

@@ -16,6 +16,7 @@ from kvstore_sdk.format import HEADER_BYTES, record_bytes
 from kvstore_sdk.host.lru import LRU
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.store import cascades as cascades_module
+from kvstore_sdk.store.cascades import Cascades
 from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, Hang, InDoubt, Raise, Return, WriteLate
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.memory import open_memory
@@ -176,11 +177,12 @@ class Moody(LRU):
     """A policy that fails once, in the call that it is told to."""
 
     fails_in = ""
+    error: BaseException = RuntimeError("is broken")
 
     def __getattribute__(self, name: str) -> Any:
         if name == Moody.fails_in:
             Moody.fails_in = ""
-            raise RuntimeError(f"{name} is broken")
+            raise Moody.error
         return super().__getattribute__(name)
 
 
@@ -188,9 +190,15 @@ def open_moody(capacity: int) -> Moody:
     return Moody(capacity)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [RuntimeError("is broken"), SystemExit(1), Mute()], ids=["raises", "exits", "mute"])
 @pytest.mark.parametrize("method", ["insert", "miss", "used", "pin", "unpin", "victim", "evict", "remove", "clear"])
 def test_a_policy_that_fails_breaks_no_promise(
-    method: str, new_stand: NewStand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    method: str, error: BaseException, new_stand: NewStand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hit stays one, whatever is stored in between; nobody meets the error; no slot is lost, and none is pinned for ever."""
     monkeypatch.setitem(sys.modules, "moody", sys.modules[__name__])
@@ -200,6 +208,7 @@ def test_a_policy_that_fails_breaks_no_promise(
     waiting = stand.request()
     assert stand.ask(keys(4), waiting) == [Lookup.HIT] * 4
     monkeypatch.setattr(Moody, "fails_in", method)
+    monkeypatch.setattr(Moody, "error", error)
     for number in range(12):
         assert stand.put([key(50 + number)]) is not None
     stand.store.begin_store("nobody", [key(80)])
@@ -239,6 +248,25 @@ def test_a_chunk_that_cannot_be_sealed_costs_itself_alone(new_stand: NewStand, m
     stand.put(keys(3, 10))
     stand.settle()
     assert stand.has("below", key(12))
+
+
+def test_sealing_goes_on_whatever_happened_when_chunks_were_sealed(new_stand: NewStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = new_stand()
+    real, fails = Cascades._submit, [SystemExit(1)]
+
+    def submit(*args: Any) -> None:
+        if fails:
+            raise fails.pop()
+        real(*args)
+
+    monkeypatch.setattr(Cascades, "_submit", submit)
+    stand.put(keys(3))
+    stand.settle()
+    assert not fails
+    stand.put(keys(3, 10))
+    stand.settle()
+    assert stand.has("below", key(12))
+    assert stand.is_at_rest()
 
 
 def test_an_engine_that_computed_a_chunk_does_not_wait_for_a_tier_to_bring_it(new_stand: NewStand) -> None:
