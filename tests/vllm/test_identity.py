@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,15 @@ class OtherBackend(Layer):
 
 def layers(layer: Layer) -> dict[str, Layer]:
     return {f"layers.{number}": layer for number in range(3)}
+
+
+def test_the_start_says_who_shares(stand: MakeStand, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "kvstore_sdk"):
+        stand([entry(tmp_path)])
+        stand([entry(tmp_path, private=True)])
+    shared, private = [line for record in caplog.records if "its chunks are" in (line := record.getMessage()) and "layout" in line]
+    assert "layout opaque-vllm: its chunks are shared by engines of this vLLM version, kind of machine and topology; backend fs" in shared
+    assert "layout opaque-vllm: its chunks are private to this process; backend fs, default settings" in private
 
 
 @pytest.mark.parametrize(

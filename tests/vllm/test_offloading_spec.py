@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -90,6 +91,14 @@ def test_wrong_options_are_refused_by_name(extra: dict[str, Any], words: list[st
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "size", [0, -1, 0.5, 1e30, 1 << 70, 10**5000, float("nan"), float("inf"), -float("inf"), [1]], ids=itertools.count()
+)
+def test_a_size_that_is_no_size_is_refused_by_name(size: object) -> None:
+    with pytest.raises(ConfigError, match=r"^KVStoreOffloadingSpec: cpu_bytes_to_use: "):
+        parse_offloading_options(WHERE, {"cpu_bytes_to_use": size})
+
+
 def test_what_decides_the_identity_may_stand_in_one_place_for_all_tiers() -> None:
     given = {
         "cpu_bytes_to_use": 1 << 20,
@@ -105,6 +114,18 @@ def test_what_decides_the_identity_may_stand_in_one_place_for_all_tiers() -> Non
     assert found.host.reserve_bytes == 65536
     assert found.tiers[1].options.settings.io_threads == 2
     assert parse_offloading_options(WHERE, given | {"secondary_tiers": []}).adapter.weights_version == "v1"
+
+
+def test_two_tiers_on_one_place_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Every chunk would be put there twice."""
+    twice = [entry("/kv"), entry("/other"), entry("/kv", io_threads=2)]
+    parse_offloading_options(WHERE, {"cpu_bytes_to_use": 1, "secondary_tiers": twice})
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "tiers 1:kvstore and 3:kvstore are one and the same place" in line
+    caplog.clear()
+    private = [{"type": "kvstore", "backend": "memory:"}] * 2
+    parse_offloading_options(WHERE, {"cpu_bytes_to_use": 1, "secondary_tiers": [*private, entry("/kv")]})
+    assert caplog.records == []
 
 
 def test_no_secret_is_shown() -> None:

@@ -45,6 +45,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         kvstore_sdk.vllm.nothing  # noqa: B018
 
 
+def test_a_misspelt_spec_is_answered_with_the_names_that_there_are() -> None:
+    """vLLM shows the error of the look-up as it is."""
+    with pytest.raises(AttributeError, match="as spec_name there are KVStoreOffloadingSpec, KVStoreTieringSpec"):
+        OffloadingSpecFactory.get_spec_cls({"spec_name": "KVStoreOffloadSpec", "spec_module_path": "kvstore_sdk.vllm"})
+
+
 def test_the_package_is_light() -> None:
     """It is imported in every process of every vLLM on the machine: no engine, no torch, no backend."""
     heavy = {"torch", "vllm", "numpy", "kvstore_sdk_backends"}

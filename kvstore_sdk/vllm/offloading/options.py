@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ from kvstore_sdk.vllm.options import (
 from kvstore_sdk.vllm.top_keys import check_top_keys, options_of_entries
 
 __all__ = ["NamedTier", "OffloadingOptions", "named_for_operators", "parse_offloading_options"]
+
+logger = logging.getLogger(__name__)
 
 _TYPE = "kvstore"
 _MOST_BYTES = 1 << 62
@@ -127,6 +130,12 @@ def _tiers(where: str, extra: Mapping[str, Any], shared: Mapping[str, Any], ours
                 raise ConfigError(where, name, f"differs between the table kvstore and tier {place}; leave one out")
         name = f"{place}:{_TYPE}"
         found.append(NamedTier(name, parse_tier_options(f"{where} tier {name!r}", {**shared, **entry})))
+    places: dict[tuple[str, str | None], str] = {}
+    for tier in found:
+        first = places.setdefault((tier.options.backend, tier.options.location), tier.name)
+        # Memory without a name is a new place each time.
+        if first != tier.name and tier.options.backend not in ("memory", "memory:"):
+            logger.warning("%s: tiers %s and %s are one and the same place: every chunk is put there twice", where, first, tier.name)
     return found
 
 
