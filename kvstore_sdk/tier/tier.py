@@ -105,7 +105,7 @@ class Tier:
             probe_batch=capabilities.max_batch,
             unfold=lambda job, queued_store_bytes: self._desk.unfold(job, queued_store_bytes),
         )
-        self._calls = Calls(backend, self.metrics, name)
+        self._calls = Calls(backend, self.metrics, name, into_rows=isinstance(memory, RecordMemory))
         self._inbox = Inbox(self._table, events=events)
         self._desk = Desk(
             name=name,

@@ -131,10 +131,11 @@ def test_a_settle_that_goes_wrong_frees_nothing_and_is_asked_again(action: Any, 
 
 
 @pytest.mark.parametrize("operation", ["get", "put"])
-def test_answers_that_cannot_be_read_keep_their_memory_out_of_use_where_they_may_have_been_in_doubt(
-    operation: str, new_engine: NewEngine
+def test_answers_that_cannot_be_read_keep_rows_out_of_use_where_they_may_have_been_in_doubt(
+    operation: str, way: str, new_engine: NewEngine
 ) -> None:
-    """A transfer whose ticket was lost may go on for ever: the slots, or the rows, never come back, and no ticket is asked about."""
+    """A transfer whose ticket was lost may go on for ever: its row never comes back, and no ticket is asked about. A slot of staging memory
+    does come back: what is written into it is checked elsewhere."""
     backend = faulty(Fault("get", InDoubt(), times=0))
     engine = new_engine(backend, batch_records=4, breaker_failures=100)
     engine.store(keys(8))
@@ -145,8 +146,8 @@ def test_answers_that_cannot_be_read_keep_their_memory_out_of_use_where_they_may
     assert result.failed == tuple(some)
     assert engine.total("breaches", operation) > 0
     held = engine.tier.metrics.gauge_value("quarantined_bytes")
-    assert held == 4 * SLOT_BYTES
+    assert held == (4 * SLOT_BYTES if way == "direct" else 0)
     assert engine.store(keys(8, start=40)).success
     assert engine.tier.metrics.gauge_value("quarantined_bytes") == held
     assert engine.total("breaches", "settle") == 0
-    assert engine.tier.touches_memory
+    assert engine.tier.touches_memory is (way == "direct")
