@@ -50,6 +50,15 @@ def test_the_backend_of_the_readme_carries_the_demo(tmp_path: Path) -> None:
     assert len(list((tmp_path / "records").iterdir())) == 58 + 1  # and the manifest
 
 
+def test_the_engine_of_the_engines_page_finds_what_it_stored(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "engine.md"
+    [source] = blocks(page, "python")
+    (tmp_path / "my_engine.py").write_text(source)
+    printed = run(sys.executable, "my_engine.py", f"file://{tmp_path}/kv", cwd=tmp_path, path=tmp_path)
+    assert printed.splitlines() == ["stored 8 shed 0", "loaded 8 equal True"]
+    assert all(f"`{line}`" in page.read_text() for line in printed.splitlines())
+
+
 VENDORS_PAGE = ROOT / "docs" / "write-a-backend.md"
 
 
