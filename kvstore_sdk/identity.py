@@ -83,7 +83,7 @@ class KVIdentity:
         model_config: Digest of the resolved model configuration (rope, maximum length).
         kv_dtype: Resolved type of the KV cache; `auto` is refused.
         quantization: Of the model and the cache, empty for none.
-        layout: Id of the byte order, also in every record's header.
+        layout: Id of the byte order, also in every record's header. A name of the engine's own; those that begin with `kv1:` are taken.
         layout_version: Of that byte order.
         block_tokens: Tokens of a block. The engine's hashes depend on it.
         hash_tokens: Tokens of a hash.

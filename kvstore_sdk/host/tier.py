@@ -20,7 +20,7 @@ _FILLING, _READY, _QUARANTINED, _FREE = SlotState.FILLING, SlotState.READY, Slot
 
 
 class HostTier:
-    """Chunks in the slots of a region. A slot is a record.
+    """Chunks in the slots of a region. A slot is a record, and this the `RecordMemory` of tiers below.
 
     It keeps the books and touches no byte of the region. It has neither thread nor lock: its owner calls it from one thread at a time, but
     `record`, `payload_bytes` and `row_count` from any. All calls cost the same however many chunks are resident or pinned.
@@ -45,7 +45,7 @@ class HostTier:
         policy: str = "lru",
         reserve_bytes: int | None = None,
     ) -> None:
-        """Divide a region into slots.
+        """Divide a region into slots; `stats` says into how many.
 
         Args:
             region: Where the slots lie. Stays the caller's.

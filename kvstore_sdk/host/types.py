@@ -108,7 +108,7 @@ class Slot:
     Attributes:
         key: The engine's key of the chunk.
         number: Of the place, from 0 to `HostTier.row_count` - 1. A number has one offset and one length for good.
-        offset: Of the record's first byte in the region.
+        offset: Of the record's first byte in the region. The payload begins `kvstore_sdk.format.HEADER_BYTES` after it.
         state: What may be done with the memory.
         pins: How many pins hold it.
         sealed: Whether its header page and checksum are in place. Set by whoever seals it.
@@ -211,7 +211,7 @@ class GroupStats:
         quarantined: Of those, nobody's, and waiting for a late call.
         used_bytes: Of the slots in use, header and padding included.
         evictions: Chunks evicted so far.
-        hits: Chunks that transfers to the engine were served from so far.
+        hits: Chunks that transfers to the engine were served from so far. What look-ups were told, a TieredStore counts.
     """
 
     slots: int
