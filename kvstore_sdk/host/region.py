@@ -156,12 +156,15 @@ def sweep_regions(folder: str, pattern: str, keep: Collection[str] = ()) -> list
     return removed
 
 
-def is_abandoned(path: str) -> bool:
+def is_abandoned(path: str, fd: int | None = None) -> bool:
     """Whether no process on this machine has `path` open for writing, or mapped: asked of the kernel, so across containers too.
 
+    With `fd` of the file that is open for reading as `fd`, whatever has the name by now.
     A read lease is granted on exactly such files. There is no moment at which a region that is just being created would pass: whoever
     creates one holds it open for writing from before it has a size. False when it cannot be told.
     """
+    if fd is not None:
+        return _grants_lease(fd, path)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

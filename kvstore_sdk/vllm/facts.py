@@ -39,7 +39,7 @@ UNSUPPORTED = "unsupported:"
 _NOISE = ("transformers_version", "_name_or_path", "_commit_hash")
 
 
-def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int) -> RankGeometry:
+def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int, region: str) -> RankGeometry:
     """Everything this rank knows, as its geometry record.
 
     Args:
@@ -47,6 +47,7 @@ def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int) -> Rank
         layout: Of the rank's KV tensors.
         rows: Rows of the region.
         row_bytes: Length of a row.
+        region: The region itself, as `region_id` names it.
 
     Raises:
         ConfigError: the engine spans machines, or the KV tensors are not divided as this adapter reads them.
@@ -79,6 +80,7 @@ def collect(spec: Any, layout: SlotLayout, *, rows: int, row_bytes: int) -> Rank
         extents=extents,
         groups=groups,
         facts=_common(known, config),
+        region=region,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import reprlib
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,19 @@ from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.host import is_abandoned, sweep_regions
 from kvstore_sdk.vllm.pairing import used_pages
 
-__all__ = ["Extent", "RankGeometry", "group_extents", "host_id", "is_abandoned", "read_records", "record_path", "sweep", "write_record"]
+__all__ = [
+    "Extent",
+    "RankGeometry",
+    "group_extents",
+    "host_id",
+    "is_abandoned",
+    "read_records",
+    "record_path",
+    "refuse_other_regions",
+    "region_id",
+    "sweep",
+    "write_record",
+]
 
 Extent = tuple[int, int]
 """(offset in the row, length), in bytes."""
@@ -33,6 +46,9 @@ SHM = "/dev/shm"
 """Where regions and what belongs to them lie."""
 RECORDS_TIMEOUT_S = 30.0
 """How long the scheduler's side waits for the workers: they have written before it starts, so this only ends a broken start."""
+
+_MOST = 1 << 62
+"""Of rows and bytes: more than any machine has."""
 
 _WHERE = "kvstore tier"
 _POLL_S = 0.02
@@ -51,6 +67,7 @@ class RankGeometry:
         extents: Of each group, where this rank's bytes of a chunk lie in the row, in the order of the payload.
         groups: Of each group, the facts that only this rank has: layers, heads, head size, window.
         facts: What must be the same on every rank: engine, model, weights, ...
+        region: The file that the worker mapped, as `region_id` names it.
     """
 
     rank: int
@@ -61,6 +78,7 @@ class RankGeometry:
     extents: Mapping[int, Sequence[Extent]]
     groups: Mapping[int, Mapping[str, Any]]
     facts: Mapping[str, Any]
+    region: str
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -74,6 +92,7 @@ class RankGeometry:
                 "extents": {str(group): list(map(list, extents)) for group, extents in self.extents.items()},
                 "groups": {str(group): dict(facts) for group, facts in self.groups.items()},
                 "facts": dict(self.facts),
+                "region": self.region,
             },
             sort_keys=True,
         ).encode()
@@ -90,17 +109,26 @@ class RankGeometry:
             if plain["geometry"] != GEOMETRY_VERSION:
                 raise ValueError(f"geometry record of version {plain['geometry']}, this is {GEOMETRY_VERSION}")
             return cls(
-                rank=int(plain["rank"]),
-                world_size=int(plain["world_size"]),
+                rank=_number(plain["rank"], 0),
+                world_size=_number(plain["world_size"], 1),
                 host=str(plain["host"]),
-                rows=int(plain["rows"]),
-                row_bytes=int(plain["row_bytes"]),
-                extents={int(group): [(int(at), int(size)) for at, size in extents] for group, extents in plain["extents"].items()},
+                rows=_number(plain["rows"], 1),
+                row_bytes=_number(plain["row_bytes"], 1),
+                extents={
+                    int(group): [(_number(at, 0), _number(size, 1)) for at, size in extents] for group, extents in plain["extents"].items()
+                },
                 groups={int(group): dict(facts) for group, facts in plain["groups"].items()},
                 facts=dict(plain["facts"]),
+                region=str(plain["region"]),
             )
-        except (KeyError, TypeError, AttributeError) as cause:
+        except (KeyError, TypeError, AttributeError, RecursionError) as cause:
             raise ValueError(f"not a geometry record: {type(cause).__name__}: {cause}") from cause
+
+
+def _number(value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
+        raise ValueError(f"not a geometry record: {reprlib.repr(value)} is no number from {least} on")
+    return value
 
 
 def group_extents(refs: Sequence[tuple[int, int]], pages: Sequence[int], blocks_per_chunk: int, slot_offset: int) -> list[Extent]:
@@ -136,6 +164,12 @@ def host_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def region_id(fd: int) -> str:
+    """Names the file behind `fd` among all of this machine, whatever has its name by now."""
+    status = os.fstat(fd)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
 def record_path(region_path: str, rank: int) -> str:
     """Where the record of `rank` lies: beside the region, named after it."""
     folder, name = os.path.split(region_path)
@@ -167,7 +201,7 @@ def write_record(region_path: str, record: RankGeometry) -> int:
 
 
 def read_records(region_path: str, world_size: int, timeout_s: float) -> list[RankGeometry]:
-    """Wait for the record of every rank.
+    """Wait for the record of every rank. One whose writer ended is none: it is of an engine that is gone.
 
     Raises:
         ConfigError: some did not come in time, or two of them do not belong together.
@@ -177,6 +211,8 @@ def read_records(region_path: str, world_size: int, timeout_s: float) -> list[Ra
     while True:
         for rank in range(world_size):
             if rank not in found and (record := _read(record_path(region_path, rank))) is not None:
+                if record.rank != rank:
+                    raise ConfigError(_WHERE, "geometry", f"{record_path(region_path, rank)} is a record of rank {record.rank}")
                 found[rank] = record
         missing = [rank for rank in range(world_size) if rank not in found]
         if not missing:
@@ -191,17 +227,34 @@ def read_records(region_path: str, world_size: int, timeout_s: float) -> list[Ra
         time.sleep(_POLL_S)
 
 
+def refuse_other_regions(records: Sequence[RankGeometry], fd: int) -> None:
+    """What one rank wrote into another region would be read as something else.
+
+    Args:
+        records: Of all ranks.
+        fd: Of the region that the scheduler's side mapped.
+
+    Raises:
+        ConfigError: a rank mapped another one.
+    """
+    for record in records:
+        if record.region != region_id(fd):
+            problem = f"rank {record.rank} mapped another region of this name; give each engine an id of its own, or end the other engine"
+            raise ConfigError(_WHERE, "engine_id", problem)
+
+
 def _read(path: str) -> RankGeometry | None:
-    """The record in `path`; None when there is none, or none that this user wrote."""
+    """The record in `path`; None when there is none, or none of a process of this user that runs."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Of a pipe the opening would wait for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as cause:
         raise ConfigError(_WHERE, "geometry", f"{path} cannot be read: {cause.strerror}") from cause
     try:
         status = os.fstat(fd)
-        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or is_abandoned(path, fd):
             return None
         if status.st_size > MAX_RECORD_BYTES:
             raise ConfigError(_WHERE, "geometry", f"{path} has {status.st_size} bytes, which is no record of this adapter")
@@ -245,15 +298,18 @@ def _agreed(records: list[RankGeometry]) -> list[RankGeometry]:
 _LEFT_BEHIND = r"(vllm|kvstore)_offload_.+\.mmap(\.\d+)?|kvstore_(vllm|kvstore)_offload_.+\.rank\d+\.(json(\.\d+)?|rows)"
 
 
-def sweep(folder: str, *, keep: str) -> list[str]:
+def sweep(folder: str, *, keep: str | None) -> list[str]:
     """Remove the regions and geometry records of engines that are gone, whatever ended them. Never one that a process still uses.
 
     Args:
         folder: Where they lie, `/dev/shm`.
-        keep: Path of this engine's own region. It and its records are left alone: its workers may be about to open it.
+        keep: Path of this engine's own region. It and its records are left alone: its workers may be about to open it. None once they all
+            have: what is there of this engine's id then is of one that is gone, or in use.
 
     Returns:
         The paths that were removed.
     """
+    if keep is None:
+        return sweep_regions(folder, _LEFT_BEHIND)
     own = (os.path.basename(keep), os.path.basename(record_path(keep, 0)).rsplit(".rank", 1)[0] + ".rank")
     return sweep_regions(folder, _LEFT_BEHIND, own)

@@ -70,7 +70,7 @@ class RowMarks:
         """
         path = marks_path(region_path, rank)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as cause:
             problem = f"{path} cannot be opened: {cause.strerror}; do all workers run this version of kvstore-sdk?"
             raise ConfigError(_WHERE, "geometry", problem) from cause

@@ -118,7 +118,8 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         compat.detach_region(region)
         # Open for as long as this object lives: an open record is not abandoned.
         stride = compat.row_bytes(region)
-        record = collect(self, layout, rows=int(region.total_size_bytes) // stride, row_bytes=stride)
+        rows, which = int(region.total_size_bytes) // stride, geometry.region_id(region.fd)
+        record = collect(self, layout, rows=rows, row_bytes=stride, region=which)
         weakref.finalize(self, os.close, geometry.write_record(region.mmap_path, record))
 
     # The scheduler's side.
@@ -144,6 +145,7 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         if self._kvstore_geometry is None:
             known, region = compat.spec_facts(self), compat.region_path(self)
             records = geometry.read_records(region, known.parallel.world_size, geometry.RECORDS_TIMEOUT_S)
+            geometry.refuse_other_regions(records, compat.region_of_scheduler(self).fd)
             if known.blocks_per_chunk > 1:
                 self._kvstore_marks = [RowMarks.open(region, record.rank, record.rows) for record in records]
             self._kvstore_geometry = records
@@ -161,3 +163,5 @@ class KVStoreTieringSpec(TieringOffloadingSpec):
         for path in (region, *beside):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+        # What earlier engines of this id left, which the workers' sweeps had to keep.
+        geometry.sweep(geometry.SHM, keep=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import mmap
 import os
@@ -12,13 +13,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_stand import Stand
 
+import kvstore_sdk.vllm
 from kvstore_sdk.errors import ConfigError
-from kvstore_sdk.vllm import geometry
-from kvstore_sdk.vllm.geometry import RankGeometry, host_id, is_abandoned, read_records, record_path, sweep, write_record
+from kvstore_sdk.vllm import compat, geometry
+from kvstore_sdk.vllm.geometry import (
+    RankGeometry,
+    host_id,
+    is_abandoned,
+    read_records,
+    record_path,
+    refuse_other_regions,
+    region_id,
+    sweep,
+    write_record,
+)
+from kvstore_sdk.vllm.marks import RowMarks, marks_path
 
 SHM = Path("/dev/shm")
 
@@ -33,6 +47,7 @@ def record(rank: int = 0, world_size: int = 1, **changes: object) -> RankGeometr
         extents={0: [(0, 64), (128, 64)], 2: [(64, 32)]},
         groups={0: {"kind": "full", "layers": ["a"]}, 2: {"kind": "mamba", "layers": ["b"]}},
         facts={"engine": "vllm 0.32.0", "lora": False},
+        region="1:2",
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
@@ -40,6 +55,24 @@ def record(rank: int = 0, world_size: int = 1, **changes: object) -> RankGeometr
 @pytest.fixture
 def region(tmp_path: Path) -> str:
     return str(tmp_path / "vllm_offload_engine.mmap")
+
+
+@pytest.fixture
+def write(region: str) -> Iterator[Callable[..., int]]:
+    """Writes the record of a process that runs: this one."""
+    fds: list[int] = []
+
+    def make(made: RankGeometry | bytes, rank: int = 0) -> int:
+        if isinstance(made, RankGeometry):
+            fds.append(write_record(region, made))
+        else:
+            fds.append(os.open(record_path(region, rank), os.O_CREAT | os.O_RDWR, 0o600))
+            os.write(fds[-1], made)
+        return fds[-1]
+
+    yield make
+    for fd in fds:
+        os.close(fd)
 
 
 @pytest.fixture
@@ -51,11 +84,10 @@ def shared_region() -> Iterator[Path]:
         found.unlink()
 
 
-def test_a_record_comes_back_as_it_was_written(region: str) -> None:
-    fd = write_record(region, record())
+def test_a_record_comes_back_as_it_was_written(region: str, write: Callable[..., int]) -> None:
+    write(record())
     assert read_records(region, 1, 1.0) == [record()]
     assert Path(record_path(region, 0)).stat().st_mode & 0o777 == 0o600
-    os.close(fd)
 
 
 def test_reading_waits_for_every_rank(region: str) -> None:
@@ -68,9 +100,9 @@ def test_reading_waits_for_every_rank(region: str) -> None:
         os.close(fd)
 
 
-def test_a_missing_rank_is_named_after_a_bounded_wait(region: str) -> None:
+def test_a_missing_rank_is_named_after_a_bounded_wait(region: str, write: Callable[..., int]) -> None:
     """LIV-18, TOP-07: all workers have to be on this machine."""
-    os.close(write_record(region, record(1, 3)))
+    write(record(1, 3))
     started = time.monotonic()
     with pytest.raises(ConfigError, match=r"no record of rank 0, 2 of 3 .* after 0\.1 s; all workers must run on this machine"):
         read_records(region, 3, 0.1)
@@ -88,10 +120,12 @@ def test_a_missing_rank_is_named_after_a_bounded_wait(region: str) -> None:
         ({"facts": {"engine": "vllm 0.32.0"}}, "lora: rank 1 says None"),
     ],
 )
-def test_records_that_do_not_belong_together_are_refused(other: dict[str, object], words: str, region: str) -> None:
+def test_records_that_do_not_belong_together_are_refused(
+    other: dict[str, object], words: str, region: str, write: Callable[..., int]
+) -> None:
     """TOP-04, TOP-06."""
-    os.close(write_record(region, record(0, 2)))
-    os.close(write_record(region, dataclasses.replace(record(1, 2), **other)))  # type: ignore[arg-type]
+    write(record(0, 2))
+    write(dataclasses.replace(record(1, 2), **other))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         read_records(region, 2, 1.0)
 
@@ -107,17 +141,72 @@ def test_records_that_do_not_belong_together_are_refused(other: dict[str, object
         b'{"geometry": 99}',
         json.dumps(json.loads(record().to_json()) | {"extents": 5}).encode(),
         b"\x80\x04K\x01.",
+        b"[" * 200_000,
+        *(
+            json.dumps(json.loads(record().to_json()) | changes).encode()
+            for changes in (
+                {"rows": float("inf")},
+                {"row_bytes": float("nan")},
+                {"rows": -5},
+                {"rows": 1.5},
+                {"world_size": 0},
+                {"row_bytes": 1 << 80},
+                {"extents": {"0": [[-1, 4]]}},
+                {"extents": {"0": [[0, 1 << 80]]}},
+            )
+        ),
     ],
+    ids=itertools.count(),
 )
-def test_a_record_that_cannot_be_understood_is_refused(text: bytes, region: str) -> None:
-    Path(record_path(region, 0)).write_bytes(text)
+def test_a_record_that_cannot_be_understood_is_refused(text: bytes, region: str, write: Callable[..., int]) -> None:
+    write(text)
     with pytest.raises(ConfigError, match=r"geometry: .*kvstore-sdk"):
         read_records(region, 1, 1.0)
 
 
-def test_a_record_of_any_size_is_not_read(region: str) -> None:
-    with open(record_path(region, 0), "wb") as file:
-        file.truncate(geometry.MAX_RECORD_BYTES + 1)
+def test_a_record_of_another_rank_is_refused(region: str, write: Callable[..., int]) -> None:
+    write(record(1, 2).to_json())
+    with pytest.raises(ConfigError, match=r"rank0\.json is a record of rank 1"):
+        read_records(region, 1, 1.0)
+
+
+def test_a_record_of_a_process_that_ended_is_not_believed(shared_region: Path) -> None:
+    """It may be of an earlier engine of the same id, of another model."""
+    os.close(write_record(str(shared_region), record()))
+    with pytest.raises(ConfigError, match="no record of rank 0"):
+        read_records(str(shared_region), 1, 0.1)
+    fd = write_record(str(shared_region), record())
+    assert read_records(str(shared_region), 1, 1.0) == [record()]
+    os.close(fd)
+
+
+def test_a_pipe_in_a_files_place_is_passed_over(region: str) -> None:
+    """To open it would last until somebody opens its other end."""
+    os.mkfifo(record_path(region, 0))
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="no record of rank 0"):
+        read_records(region, 1, 0.1)
+    os.mkfifo(marks_path(region, 0))
+    with pytest.raises(ConfigError, match="is not a file of 6 bytes"):
+        RowMarks.open(region, 0, 6)
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_rank_that_mapped_another_region_is_refused(shared_region: Path) -> None:
+    """KEY-12. Two engines of one id: what one of them writes would be read as the other's."""
+    ids = []
+    for _ in range(2):
+        with shared_region.open("wb") as file:
+            ids.append(region_id(file.fileno()))
+            refuse_other_regions([record(0, 2, region=ids[-1]), record(1, 2, region=ids[-1])], file.fileno())
+            others = [record(0, 2, region=ids[-1]), record(1, 2, region=ids[0] + "0")]
+            with pytest.raises(ConfigError, match="engine_id: rank 1 mapped another region of this name"):
+                refuse_other_regions(others, file.fileno())
+        shared_region.unlink()
+
+
+def test_a_record_of_any_size_is_not_read(region: str, write: Callable[..., int]) -> None:
+    os.ftruncate(write(b""), geometry.MAX_RECORD_BYTES + 1)
     with pytest.raises(ConfigError, match="no record of this adapter"):
         read_records(region, 1, 1.0)
 
@@ -171,6 +260,28 @@ def test_a_sweep_takes_what_is_dead_and_nothing_else(shared_region: Path) -> Non
     assert all(path.exists() for path in (*own, *strange, live, Path(record_path(str(live), 0))))
     os.close(fd)
     os.close(holder)
+
+
+@pytest.mark.parametrize("spec", ["KVStoreTieringSpec", "KVStoreOffloadingSpec"])
+def test_what_earlier_engines_of_the_same_id_left_goes_with_the_start(
+    spec: str, stand: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LEAK-01: a record that a killed worker had not named yet, and that of a rank that this engine does not have."""
+    spec_class = getattr(kvstore_sdk.vllm, spec)
+    left: list[Path] = []
+    real = spec_class.get_manager
+
+    def leave(made: Any) -> Any:
+        path = made._region_path() if hasattr(made, "_region_path") else compat.region_path(made)
+        left.extend([Path(record_path(path, 0) + ".4194305"), Path(record_path(path, 7))])
+        for one in left:
+            one.write_bytes(b"{")
+        return real(made)
+
+    monkeypatch.setattr(spec_class, "get_manager", leave)
+    stand([], spec_class=spec_class, extra={"cpu_bytes_to_use": 1 << 20})
+    assert len(left) == 2
+    assert not any(path.exists() for path in left)
 
 
 def test_an_engine_leaves_no_name_behind_once_it_runs(stand: Callable[..., Stand], tmp_path: Path) -> None:

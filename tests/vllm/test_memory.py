@@ -60,7 +60,7 @@ def test_ranks_follow_each_other_in_a_payload_wherever_their_slots_are() -> None
     """KEY-09: vLLM before 0.31 gives slots by device, not by rank."""
 
     def rank(number: int, extents: dict[int, list[tuple[int, int]]]) -> RankGeometry:
-        return RankGeometry(rank=number, world_size=2, host="", rows=1, row_bytes=64, extents=extents, groups={}, facts={})
+        return RankGeometry(rank=number, world_size=2, host="", rows=1, row_bytes=64, extents=extents, groups={}, facts={}, region="")
 
     assert merge_ranks([rank(0, {0: [(32, 8)]}), rank(1, {0: [(0, 8)]})]) == {0: [(32, 8), (0, 8)]}
     assert merge_ranks([rank(0, {0: [(0, 8)]}), rank(1, {0: [(8, 8)]})]) == {0: [(0, 16)]}

@@ -15,8 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from vllm_stand import Stand
 
+from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
-from kvstore_sdk.host import HostTier, SlotPool
+from kvstore_sdk.host import HostTier, SlotPool, join_region
 from kvstore_sdk.layout import AttentionShape, Topology, payload_bytes
 from kvstore_sdk.vllm import geometry
 from kvstore_sdk.vllm.engine_layout import EngineLayout, RankLayout, engine_layout
@@ -24,8 +25,9 @@ from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.offloading import assembly
 from kvstore_sdk.vllm.offloading import spec as spec_module
 from kvstore_sdk.vllm.offloading.device import DeviceCopies
-from kvstore_sdk.vllm.offloading.plan import control_bytes, most_slots
+from kvstore_sdk.vllm.offloading.plan import claim_region, control_bytes, most_slots
 from kvstore_sdk.vllm.offloading.spec import KVStoreOffloadingSpec
+from kvstore_sdk.vllm.spec import KVStoreTieringSpec
 
 PAGE = 4096
 
@@ -130,6 +132,31 @@ def test_workers_that_do_not_belong_together_are_refused(change: Change, words: 
     told(change)
     with pytest.raises(ConfigError, match=words):
         build()
+
+
+@pytest.mark.parametrize("way", ["ours", "vLLM's"])
+def test_a_region_that_no_worker_mapped_is_refused(way: str, stand: Build, told: Callable[[Change], None], tmp_path: Path) -> None:
+    """KEY-12. Of another engine of this id, whose workers would write into it."""
+    told(lambda records: [records[0], dataclasses.replace(records[1], region="0:0")])
+    spec_class = KVStoreOffloadingSpec if way == "ours" else KVStoreTieringSpec
+    tier = {"type": "kvstore", "backend": "fs", "location": str(tmp_path / "kv")}
+    with pytest.raises(ConfigError, match="engine_id: rank 1 mapped another region of this name"):
+        stand([tier], spec_class=spec_class, extra={"cpu_bytes_to_use": 1 << 20})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_region_that_another_scheduler_serves_is_refused(build: Build, told: Callable[[Change], None]) -> None:
+    others: list[Region] = []
+
+    def serve(records: list[RankGeometry]) -> None:
+        (found,) = [name for name in os.listdir("/dev/shm") if name.startswith(f"kvstore_offload_kvstore-test-{os.getpid()}-")]
+        others.append(join_region(f"/dev/shm/{found}", 1 << 20, 1.0))
+        claim_region(others[0])
+
+    told(serve)
+    with pytest.raises(ConfigError, match="engine_id: another engine of this id serves the region"):
+        build()
+    others[0].close()
 
 
 @pytest.mark.parametrize("interior", ["", "lbh-ktv"], ids=["opaque", "certified"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.layout import AttentionShape, LatentShape, OpaqueShape, Section, StatePart, StateShape, Topology
 from kvstore_sdk.vllm.offloading.marks import MAX_SEQUENCE, Marks
-from kvstore_sdk.vllm.offloading.plan import PLAN_BYTES, PLAN_VERSION, GroupPlan, Plan, control_bytes, read_plan, write_plan
+from kvstore_sdk.vllm.offloading.plan import PLAN_BYTES, PLAN_VERSION, GroupPlan, Plan, claim_region, control_bytes, read_plan, write_plan
 
 SLOTS, RANKS = 5, 4
 START = control_bytes(SLOTS, RANKS)
@@ -94,12 +96,26 @@ def write_body(region: Region, body: bytes, version: int = PLAN_VERSION) -> None
         b"[]",
         b"{}",
         b'{"world_size": 1, "blocks_per_chunk": 1, "slot_count": 1, "slots_start": 1, "groups": [{"shape": {"kind": "x"}}]}',
+        b'{"world_size": 1, "blocks_per_chunk": 1, "slot_count": Infinity, "slots_start": 1, "groups": []}',
+        b"[" * 100_000,
     ],
+    ids=itertools.count(),
 )
 def test_a_whole_plan_of_other_things_is_refused(region: Region, body: bytes) -> None:
     write_body(region, body)
     with pytest.raises(ConfigError, match="plan: cannot be decoded"):
         read_plan(region)
+
+
+def test_a_region_is_claimed_by_one_until_it_is_closed(region: Region) -> None:
+    """Two engines of one id that start together see no plan of each other."""
+    other = Region.from_fd(os.open(f"/proc/self/fd/{region.fd}", os.O_RDWR), region.size_bytes)
+    claim_region(region)
+    with pytest.raises(ConfigError, match="engine_id: another engine of this id serves the region"):
+        claim_region(other)
+    region.close()
+    claim_region(other)
+    other.close()
 
 
 def test_a_plan_of_another_version_is_refused(region: Region) -> None:

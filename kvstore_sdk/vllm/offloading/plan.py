@@ -6,7 +6,9 @@ Layout: a header of 32 bytes and the plan as JSON in the first `PLAN_BYTES`; the
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +20,18 @@ from kvstore_sdk.backend import Region
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.layout import LayoutError, Shape, Topology, payload_bytes, shape_from_plain, shape_to_plain
 
-__all__ = ["PLAN_BYTES", "PLAN_VERSION", "GroupPlan", "Plan", "control_bytes", "least_bytes", "most_slots", "read_plan", "write_plan"]
+__all__ = [
+    "PLAN_BYTES",
+    "PLAN_VERSION",
+    "GroupPlan",
+    "Plan",
+    "claim_region",
+    "control_bytes",
+    "least_bytes",
+    "most_slots",
+    "read_plan",
+    "write_plan",
+]
 
 PLAN_VERSION = 1
 PLAN_BYTES = 256 << 10
@@ -96,6 +109,20 @@ class Plan:
                 raise ConfigError(_WHERE, "plan", problem + f"{self.world_size} and {self.blocks_per_chunk}")
 
 
+def claim_region(region: Region) -> None:
+    """Take the region for this scheduler's side, until the region is closed. Of two that ask at once one gets it.
+
+    Raises:
+        ConfigError: another one has it.
+    """
+    try:
+        # Of the open file, not of the process: one that builds two engines is told as well. And no lock that a look at the file takes.
+        fcntl.fcntl(region.fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except BlockingIOError:
+        problem = "another engine of this id serves the region; give each engine an id of its own, or end the other one"
+        raise ConfigError(_WHERE, "engine_id", problem) from None
+
+
 def write_plan(region: Region, plan: Plan) -> None:
     """Write the plan of a new region; the scheduler's side, once.
 
@@ -137,7 +164,7 @@ def read_plan(region: Region) -> Plan:
         raise ConfigError(_WHERE, "plan", "the bytes of the plan changed since they were written; something else writes into the region")
     try:
         plan = _from_plain(json.loads(body))
-    except (LayoutError, KeyError, TypeError, ValueError) as cause:
+    except (LayoutError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as cause:
         raise ConfigError(_WHERE, "plan", f"cannot be decoded: {type(cause).__name__}: {cause}") from cause
     plan.check(region.size_bytes)
     return plan

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadingSpec
@@ -21,6 +21,7 @@ from kvstore_sdk.vllm.offloading.assembly import WHERE, build_manager
 from kvstore_sdk.vllm.offloading.copies import group_pages
 from kvstore_sdk.vllm.offloading.device import DeviceCopies
 from kvstore_sdk.vllm.offloading.options import named_for_operators, parse_offloading_options
+from kvstore_sdk.vllm.offloading.plan import claim_region
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
 from kvstore_sdk.vllm.worker import SlotLayout, WorkerHandler
 
@@ -90,7 +91,7 @@ class KVStoreOffloadingSpec(OffloadingSpec):
     def _announce(self, kv_caches: Any, region: Region, layout: SlotLayout) -> None:
         """Write the geometry record."""
         known, config = compat.spec_facts(self), compat.current_config(self)
-        record = collect(self, layout, rows=region.size_bytes // _PAGE, row_bytes=_PAGE)
+        record = collect(self, layout, rows=region.size_bytes // _PAGE, row_bytes=_PAGE, region=geometry.region_id(region.fd))
         groups: dict[int, Mapping[str, Any]] = {}
         for (group, tokens, layers), pages in zip(known.groups, group_pages(kv_caches), strict=True):
             found = interior_of(config, layers, tokens, known.blocks_per_chunk, list(pages.values()))
@@ -112,12 +113,25 @@ class KVStoreOffloadingSpec(OffloadingSpec):
             path, ranks = self._region_path(), compat.spec_facts(self).parallel.world_size
             try:
                 records = geometry.read_records(path, ranks, geometry.RECORDS_TIMEOUT_S)
-                self._kvstore_manager = build_manager(self, self._kvstore_options, records, lambda: self._open_region(join_region))
+                self._kvstore_manager = build_manager(self, self._kvstore_options, records, lambda: self._join_region(records))
             finally:
                 for name in (path, *(geometry.record_path(path, rank) for rank in range(ranks))):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name)
+                # What earlier engines of this id left, which the workers' sweeps had to keep.
+                geometry.sweep(geometry.SHM, keep=None)
         return self._kvstore_manager
+
+    def _join_region(self, records: Sequence[geometry.RankGeometry]) -> Region:
+        """The region that the workers mapped, for this manager alone."""
+        region = self._open_region(join_region)
+        try:
+            geometry.refuse_other_regions(records, region.fd)
+            claim_region(region)
+        except BaseException:
+            region.close()
+            raise
+        return region
 
     # Both.
 
