@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host import HostTier, Purpose, Slot, SlotState
+from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.store.requests import Holds, PendingLookup, Request
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.types import StoreTier
@@ -17,9 +19,9 @@ __all__ = ["Promotions"]
 logger = logging.getLogger(__name__)
 
 _FILLING = SlotState.FILLING
-_QUARANTINE_FRACTION = 0.125
-"""Part of host memory that late calls of all tiers may keep in quarantine before a tier that has its share of it is asked for no more. With
-the defaults half of what the reserve and stores to tiers leave: the other half is for hits, whatever a tier never settles."""
+_FRACTION = 0.125
+"""Part of host memory that may be on its way from all tiers, or in quarantine for their late calls. With the defaults half of what the
+reserve and stores to tiers leave: the other half is for hits, whatever hangs or is never settled."""
 
 
 class _Promotion:
@@ -44,6 +46,9 @@ class _Promotion:
 class Promotions:
     """One promotion a chunk, however many requests want it; one job for each request and tier at each `send`. Used under the store's lock.
 
+    Each tier has its share of host memory for what is on its way and for what late calls may still write: one that hangs leaves room for
+    the others and for hits. Who finds it in use waits for the tier, and for no other request: so it may, whatever it holds.
+
     Every slot that is taken here is given back once: as a READY chunk, as a free one, or, where a late call may still write into it, out of
     quarantine when the tier says so.
 
@@ -58,6 +63,7 @@ class Promotions:
         *,
         holds: Holds,
         settings: StoreSettings,
+        largest_record: int,
         metrics: TierMetrics,
         job_ids: Iterator[int],
         miss: Callable[[Request, bytes], object],
@@ -82,7 +88,12 @@ class Promotions:
         self._jobs: list[dict[int, list[_Promotion]]] = [{} for _ in tiers]
         self._quarantined: dict[tuple[int, int], Slot] = {}
         self._quarantined_bytes = [0] * len(tiers)
-        self._most_quarantined_bytes = int(host.capacity_bytes * _QUARANTINE_FRACTION) // max(1, len(tiers))
+        # With what is in quarantine.
+        self._tier_bytes = [0] * len(tiers)
+        self._largest_record = largest_record
+        self._share_bytes = max(largest_record, int(host.capacity_bytes * _FRACTION) // max(1, len(tiers)))
+        # When a tier last brought something.
+        self._came_s = [0.0] * len(tiers)
 
     def __len__(self) -> int:
         """Chunks on their way."""
@@ -99,8 +110,8 @@ class Promotions:
         return any(self._jobs)
 
     def may_ask(self, place: int) -> bool:
-        """Whether a tier may be asked for chunks: it is in use, and its late calls do not hold more than their share of host memory."""
-        return place not in self.off and self._quarantined_bytes[place] <= self._most_quarantined_bytes
+        """Whether a tier may be asked for chunks: it is in use, and its late calls leave room in its share of host memory."""
+        return place not in self.off and self._quarantined_bytes[place] + self._largest_record <= self._share_bytes
 
     def open_jobs(self, place: int) -> bool:
         """Whether a tier is loading."""
@@ -154,18 +165,24 @@ class Promotions:
         queue, self._queue = self._queue, {}
         for request, wants in queue.values():
             todo = [want for want in wants if self._is_needed(request, want)]
-            slots = self._admit([want.key for want in todo])
+            fit = self._within_shares(todo)
+            slots = self._admit([want.key for want in todo[:fit]])
             loads: dict[int, list[_Promotion]] = {}
             for want, slot in zip(todo, slots, strict=False):
                 promotion = self._open[want.key] = _Promotion(want.key, slot, want.place)
                 slot.source = self._tiers[want.place].name
+                self._tier_bytes[want.place] += slot.record_bytes
                 want.place = -1
                 self.joins(request, want.key)
                 loads.setdefault(promotion.place, []).append(promotion)
             for place, promotions in loads.items():
                 self._submit(place, promotions)
+            blocking = todo[fit].place if fit < len(todo) else -1
             for want in todo[len(slots) :]:
-                if self.may_wait(request, want):
+                if len(slots) == fit and self._waits_for_tier(want, blocking):
+                    if want.place >= 0:
+                        self.want(request, want)
+                elif self.may_wait(request, want):
                     self.want(request, want)
                 else:
                     self._miss(request, want.key)
@@ -179,6 +196,8 @@ class Promotions:
         came: list[_Promotion] = []
         for promotion in promotions:
             slot, key = promotion.slot, promotion.key
+            if slot.number not in held:
+                self._tier_bytes[place] -= slot.record_bytes
             if self._open.get(key) is promotion:
                 del self._open[key]
             if slot.number in held:
@@ -202,6 +221,7 @@ class Promotions:
         if slot is None:
             return False
         self._quarantined_bytes[place] -= slot.record_bytes
+        self._tier_bytes[place] -= slot.record_bytes
         self._host.release(slot)
         return True
 
@@ -240,6 +260,34 @@ class Promotions:
             return False
         return True
 
+    def _within_shares(self, wants: list[PendingLookup]) -> int:
+        """How many of these, from the front, fit in what is left of their tiers' shares."""
+        left = [self._share_bytes - used_bytes for used_bytes in self._tier_bytes]
+        for count, want in enumerate(wants):
+            payload_bytes = self._host.payload_bytes(int.from_bytes(want.key[-GROUP_BYTES:], "big"))
+            left[want.place] -= self._largest_record if payload_bytes is None else record_bytes(payload_bytes)
+            if left[want.place] < 0:
+                return count
+        return len(wants)
+
+    def _waits_for_tier(self, want: PendingLookup, place: int) -> bool:
+        """The share of a tier is in use, which is the chunk's own or that of one before it. Wait as long as the tier goes on bringing
+        chunks, then ask the next one. False: there is none."""
+        now = self._holds.now_s
+        want.placed_s = now
+        if want.place != place:
+            return True
+        want.no_room_s = max(want.no_room_s or now, self._came_s[place])
+        if now - want.no_room_s <= self._settings.lookup_timeout_s:
+            return True
+        if all(answer is Lookup.MISS for other, answer in want.answers.items() if other != place):
+            return False
+        want.answers[place] = Lookup.MISS
+        want.place = -1
+        want.asked_s = now
+        want.no_room_s = 0.0
+        return True
+
     def _admit(self, keys: list[bytes]) -> list[Slot]:
         """Slots for as many keys from the front as there is room for."""
         slots: list[Slot] = []
@@ -272,6 +320,7 @@ class Promotions:
     def _bring(self, place: int, came: list[_Promotion]) -> None:
         """What was verified is readable now, and kept for those that waited for it."""
         name = self._tiers[place].name
+        self._came_s[place] = self._holds.now_s
         requests: dict[str, tuple[Request, list[Slot]]] = {}
         for promotion in came:
             promotion.slot.sealed = True

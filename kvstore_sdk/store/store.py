@@ -96,12 +96,14 @@ class TieredStore:
         self._lock = threading.Lock()
         job_ids = itertools.count(1)
         self._events = Events(self._tiers, wanted=events)
-        self._holds = Holds(host, max(record_bytes(group.payload_bytes) for group in identity.groups))
+        largest_record = max(record_bytes(group.payload_bytes) for group in identity.groups)
+        self._holds = Holds(host, largest_record)
         self._promotions = Promotions(
             host,
             self._tiers,
             holds=self._holds,
             settings=settings,
+            largest_record=largest_record,
             metrics=self.metrics,
             job_ids=job_ids,
             miss=lambda request, key: self._lookups.miss(request, key),

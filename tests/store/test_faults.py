@@ -92,7 +92,7 @@ def test_a_slot_that_a_late_get_may_write_is_nobodys_until_it_returned(new_stand
 def test_slots_in_doubt_are_held_until_the_backend_settled_them(operation: str, new_stand: NewStand) -> None:
     doubt = Fault(operation, InDoubt())
     backend = FaultyBackend(Wide(open_memory("")), [Fault("put", InDoubt(), times=0)])
-    stand = new_stand(backend, slots=8)
+    stand = new_stand(backend, slots=16)
     stand.put(keys(2))
     stand.settle()
     stand.evict_all()

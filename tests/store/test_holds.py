@@ -139,7 +139,7 @@ def test_two_requests_hold_one_chunk_each_for_itself(new_stand: NewStand) -> Non
 
 def test_requests_that_want_one_chunk_share_one_promotion(new_stand: NewStand) -> None:
     backend = FaultyBackend(open_memory(""))
-    stand = new_stand(backend, tier_settings={"load_timeout_s": 5.0})
+    stand = new_stand(backend, slots=24, tier_settings={"load_timeout_s": 5.0})
     stand.put(keys(3))
     stand.settle()
     stand.evict_all()

@@ -188,8 +188,49 @@ def test_promotions_of_queued_requests_leave_room_for_a_running_store(new_stand:
     for number in range(20):
         # Each is there before the next: what a store needs is never more than the reserve.
         assert stand.put([key(1000 + number)], running) is not None
-    assert stand.store.metrics.gauge_value("open_promotions") == 6
+    assert stand.store.metrics.gauge_value("open_promotions") == 1
     backend.heal()
+
+
+@pytest.mark.parametrize("hangs", [("get",), ("get", "put")])
+def test_a_tier_that_hangs_turns_no_chunk_of_host_memory_into_a_miss(hangs: tuple[str, ...], new_stand: NewStand) -> None:
+    """LIV-09: what it is to bring waits for it within a share, and the rest of the room is for hits."""
+    backend = FaultyBackend(Wide(open_memory(""), 8))
+    stand = new_stand(backend, slots=64, cascade_fraction=0.5, lookup_timeout_s=0.3, tier_settings={"load_timeout_s": 5.0})
+    for start in range(0, 64, 16):
+        stand.put(keys(16, 1000 + start))
+        stand.settle()
+    stand.evict_all()
+    stand.put(keys(8))
+    stand.settle()
+    for operation in hangs:
+        backend.arm(Fault(operation, Hang()))
+    if "put" in hangs:
+        for start in range(0, 32, 4):
+            stand.put(keys(4, 2000 + start))
+    queued = {stand.request(): keys(16, 1000 + start) for start in range(0, 64, 16)}
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        for name, chain in queued.items():
+            for one in chain:
+                stand.store.lookup(name, one)
+        stand.step()
+    assert stand.store.metrics.gauge_value("open_promotions") == 8
+    assert stand.hits(keys(8)) == 8
+    backend.heal()
+
+
+def test_a_prefix_larger_than_the_share_of_its_tier_is_loaded_as_long_as_the_tier_brings_chunks(new_stand: NewStand) -> None:
+    """Longer than a look-up waits for a tier that brings nothing."""
+    backend = FaultyBackend(Wide(open_memory("")), [Fault("get", Hang(0.1))])
+    stand = new_stand(backend, slots=16, lookup_timeout_s=0.4, tier_settings={"batch_records": 1})
+    for start in (0, 6):
+        stand.put(keys(6, start))
+        stand.settle()
+    stand.evict_all()
+    assert stand.hits(keys(12)) == 12
+    assert not stand.total("no_room", "lookup")
+    assert stand.is_at_rest()
 
 
 def test_hits_that_wait_leave_room_for_a_running_store(new_stand: NewStand) -> None:

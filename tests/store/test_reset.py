@@ -139,7 +139,7 @@ def test_a_put_that_was_in_flight_does_not_reappear(fault: Hang | ReadLate, new_
 
 def test_everything_in_flight_at_once_ends_and_serves_nothing(new_stand: NewStand) -> None:
     backend = FaultyBackend(Wide(open_memory("")))
-    stand = new_stand(backend, slots=24, tier_settings={"drain_timeout_s": 0.1, "load_timeout_s": 0.5, "store_timeout_s": 0.5})
+    stand = new_stand(backend, slots=48, tier_settings={"drain_timeout_s": 0.1, "load_timeout_s": 0.5, "store_timeout_s": 0.5})
     stand.put(keys(6))
     stand.put(keys(4, 50))
     stand.settle()
@@ -173,8 +173,8 @@ def test_everything_in_flight_at_once_ends_and_serves_nothing(new_stand: NewStan
     backend.heal()
     stand.wait(stand.is_at_rest, "every slot")
     assert stand.hits(everything) == 0
-    assert stand.put(keys(24, 200)) is not None
-    assert stand.hits(keys(18, 200)) == 18
+    assert stand.put(keys(48, 200)) is not None
+    assert stand.hits(keys(36, 200)) == 36
     for name in names:
         stand.store.end_request(name)
     stand.settle()
