@@ -42,7 +42,9 @@ class TierSettings:
     # Some 50 MB of memory; four million tokens at 16 a chunk.
     max_hits_per_request: Annotated[int, Bounds(ge=1, le=1000), "how often one request is told HIT for one chunk"] = 1
     # One is enough to converge when a prefix is larger than the host tier.
-    staging_bytes: Annotated[int, Bounds(ge=8192), "records in calls at a time, and memory for them if they need any"] = 256 << 20
+    staging_bytes: Annotated[int, Bounds(ge=8192, le=1 << 40), "records in calls at a time, and memory for them if they need any"] = (
+        256 << 20
+    )
     # A batch of 16 records of 2 MiB for each thread.
     max_queued_store_bytes: Annotated[int, Bounds(ge=0), "stores beyond this are shed"] = 1 << 30
     # What a disk of 200 MB/s writes in `max_store_wait_s`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from kvstore_sdk.backend import Buffer, Region
+from kvstore_sdk.backend import Buffer, ConfigError, Region
 from kvstore_sdk.format import HEADER_BYTES, Flaw, record_bytes, seal, verify
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.jobs import Item
@@ -29,7 +29,11 @@ class StagedRecords:
         self._layout = layout
         self._slot_bytes = slot_bytes
         self._verifies = verifies
-        self._region = Region(slots * slot_bytes, "kvstore-staging")
+        try:
+            self._region = Region(slots * slot_bytes, "kvstore-staging")
+        except OSError as cause:
+            problem = f"{slots * slot_bytes} bytes of staging memory cannot be had: {cause.strerror}; give less"
+            raise ConfigError(f"tier {name}", "staging_bytes", problem) from cause
         self._private = threading.local()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Annotated, Any, Literal
 
@@ -43,6 +44,13 @@ def problem(**given: object) -> ConfigError:
         parse(**given)
     assert caught.value.where == "backend acme"
     return caught.value
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), 10**400, math.inf, -math.inf, math.nan], ids=itertools.count())
+def test_a_number_beyond_all_measure_is_refused_by_name(value: float) -> None:
+    """Python neither writes nor converts each of them."""
+    for name in ("threads", "connect_timeout_s", "mode"):
+        assert problem(**{name: value}).field == name
 
 
 def test_the_signature_is_the_schema() -> None:

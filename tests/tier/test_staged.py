@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from tier_bench import HOLE, LIMIT_S, PAYLOAD_BYTES, SLOT_BYTES, Engine, Memory, Shop, key, keys, payload
 from tier_faults import faulty, in_rest, only
 
+from kvstore_sdk.backend import ConfigError, Region
 from kvstore_sdk.testing import (
     Fault,
     Hang,
@@ -17,6 +19,7 @@ from kvstore_sdk.testing import (
     RecordingBackend,
     WriteLate,
 )
+from kvstore_sdk.tier import staged
 
 NewEngine = Callable[..., Engine]
 
@@ -42,6 +45,15 @@ def test_an_engine_memory_that_cannot_be_copied_fails_its_chunk_alone(new_engine
     engine.wait(lambda: in_rest(engine))
     assert len(engine.io_threads()) == 1
     assert "row 2 of the engine's memory failed" in caplog.text
+
+
+def test_staging_memory_that_cannot_be_had_is_refused_by_name(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Region:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(staged, "Region", refuse)
+    with pytest.raises(ConfigError, match=r"staging_bytes: \d+ bytes of staging memory cannot be had: Cannot allocate memory; give less"):
+        new_engine()
 
 
 def test_even_an_exit_in_the_engines_memory_does_not_end_a_thread(new_engine: NewEngine) -> None:
