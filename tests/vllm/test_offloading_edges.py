@@ -168,7 +168,7 @@ def test_requests_that_are_aborted_at_any_step_leave_nothing(
     assert differences(answers, computed(name, asked)) == [0.0] * len(asked)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("llama", 20), ("gemma", 48)])
+@pytest.mark.parametrize(("name", "blocks"), [("llama", 20), pytest.param("gemma", 48, marks=pytest.mark.long)])
 def test_requests_that_are_preempted_while_their_chunks_move_are_answered_right(
     name: str,
     blocks: int,
@@ -315,7 +315,9 @@ def mixed(random_: random.Random, count: int) -> list[tuple[list[int], int]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "policy", "chunks"), [("llama", "lru", 10), ("llama", "arc", 10), ("gemma", "arc", 40)])
+@pytest.mark.parametrize(
+    ("name", "policy", "chunks"), [("llama", "lru", 10), ("llama", "arc", 10), pytest.param("gemma", "arc", 40, marks=pytest.mark.long)]
+)
 def test_a_random_mix_under_pressure_is_answered_right(
     name: str,
     policy: str,

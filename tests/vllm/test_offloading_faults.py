@@ -67,16 +67,13 @@ LOOKUP_FAULTS = {
 }
 # A real engine takes seconds: the others are for the long run.
 OFTEN = {
-    "raises",
     "hangs",
-    "returns late",
     "lies that it read",
     "lies that it stored",
     "lies that all is there",
     "changes bytes",
     "gives another record",
     "stores changed bytes",
-    "reads late",
     "is in doubt",
 }
 
