@@ -218,10 +218,13 @@ def read_records(region_path: str, world_size: int, timeout_s: float) -> list[Ra
         if not missing:
             return _agreed([found[rank] for rank in range(world_size)])
         if time.monotonic() >= deadline:
+            ended = "".join(
+                f"; the process that wrote that of rank {rank} ended" for rank in missing if is_abandoned(record_path(region_path, rank))
+            )
             raise ConfigError(
                 _WHERE,
                 "geometry",
-                f"no record of rank {', '.join(map(str, missing))} of {world_size} beside {region_path} after {timeout_s:g} s; "
+                f"no record of rank {', '.join(map(str, missing))} of {world_size} beside {region_path} after {timeout_s:g} s{ended}; "
                 "all workers must run on this machine, see the same /dev/shm, and use the same spec of kvstore_sdk.vllm",
             )
         time.sleep(_POLL_S)
