@@ -19,6 +19,7 @@ from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
 from kvstore_sdk.vllm.opening import NOBODY_READS, open_tier
 from kvstore_sdk.vllm.options import TierOptions, parse_tier_options, shown_settings, written_by_operator
 from kvstore_sdk.vllm.tails import PartialTails, refuse_unmarked_tails
+from kvstore_sdk.vllm.top_keys import check_top_keys
 
 __all__ = ["KVStoreTier"]
 
@@ -49,6 +50,9 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, **for_base)
         where = f"kvstore tier {tier_type!r}"
         entry = written_by_operator(offloading_spec, tier_type, {name: passed[name] for name in passed if name not in for_base})
+        if not hasattr(offloading_spec, "kvstore_geometry"):
+            # vLLM's own spec. Ours has looked already.
+            check_top_keys(where, offloading_spec.extra_config, has_table=False)
         options = parse_tier_options(where, entry)
         self.locality = compat.locality(options.adapter.locality) if options.adapter.locality else None
         self._known = compat.spec_facts(offloading_spec)

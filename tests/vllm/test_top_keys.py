@@ -79,6 +79,15 @@ def test_a_key_that_nobody_knows_is_told_once(caplog: pytest.LogCaptureFixture) 
     assert "hunter2" not in caplog.text
 
 
+def test_the_tier_looks_where_the_spec_is_vllms_own(stand: Callable[..., Stand], tmp_path: Path) -> None:
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+    plain = {"ranks": 1, "groups": 1, "blocks_per_chunk": 1, "workers": False, "spec_class": TieringOffloadingSpec}
+    with pytest.raises(ConfigError, match=r"tier 'kvstore': tenant_salt: .* it belongs in each entry of secondary_tiers"):
+        stand([ENTRY | {"location": str(tmp_path / "kv")}], extra={"tenant_salt": "x"}, **plain)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("spec_class", [KVStoreTieringSpec, KVStoreOffloadingSpec])
 def test_both_specs_look_before_anything_opens(spec_class: type[Any], stand: Callable[..., Stand], tmp_path: Path) -> None:
     entry = ENTRY | {"location": str(tmp_path / "kv")}
