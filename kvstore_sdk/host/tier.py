@@ -122,6 +122,11 @@ class HostTier:
         return self._pool.capacity_bytes
 
     @property
+    def several_sizes(self) -> bool:
+        """Whether slots differ in size: then one that is pinned keeps a whole slab from the other sizes."""
+        return self._several
+
+    @property
     def used_bytes(self) -> int:
         """Of the slots in use, header and padding included."""
         return sum(books.used * books.record_bytes for books in self._chunks.groups.values())

@@ -171,9 +171,13 @@ class Lookups:
         self._holds.now_s = now
         for request in self._holds.overdue(now - self._settings.hold_timeout_s):
             self._holds.release(request)
-            request.rests = True
-            self._resting.append(request)
-            self._metrics.count("expired_holds")
+            self.rest(request)
+
+    def rest(self, request: Request) -> None:
+        """What the request held was taken from it: others come first, until the step is over."""
+        request.rests = True
+        self._resting.append(request)
+        self._metrics.count("expired_holds")
 
     def wake(self) -> None:
         """A step is over: whose hits were let go may look them up again."""

@@ -36,7 +36,9 @@ COUNTERS: Mapping[str, MetricSpec] = {
         ("tier", "result"),
     ),
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
-    "expired_holds": MetricSpec("Requests whose hits were let go because nobody loaded them in time."),
+    "expired_holds": MetricSpec(
+        "Requests whose hits were let go because nobody loaded them in time, or a store of chunks of another size had no room."
+    ),
     "forgotten_requests": MetricSpec("Requests that were taken to be over because so many others came. Their ends should have been told."),
     "faults": MetricSpec("Errors of the SDK that were caught, by the part they came from.", ("part",)),
 }

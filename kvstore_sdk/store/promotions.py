@@ -63,7 +63,6 @@ class Promotions:
         *,
         holds: Holds,
         settings: StoreSettings,
-        largest_record: int,
         metrics: TierMetrics,
         job_ids: Iterator[int],
         miss: Callable[[Request, bytes], object],
@@ -90,8 +89,8 @@ class Promotions:
         self._quarantined_bytes = [0] * len(tiers)
         # With what is in quarantine.
         self._tier_bytes = [0] * len(tiers)
-        self._largest_record = largest_record
-        self._share_bytes = max(largest_record, int(host.capacity_bytes * _FRACTION) // max(1, len(tiers)))
+        self._largest_record = holds.largest_record
+        self._share_bytes = max(self._largest_record, int(host.capacity_bytes * _FRACTION) // max(1, len(tiers)))
         # When a tier last brought something.
         self._came_s = [0.0] * len(tiers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from kvstore_sdk.host import HostTier, Pin, Slot
@@ -109,6 +109,7 @@ class Holds:
     pins what is fresh. A request that looks up and loads in one step is pinned once, by its load.
 
     Attributes:
+        largest_record: Length of the largest slot.
         room: So many hits may be added before the host tier has to be asked.
         now_s: Set by the owner at least once a step.
         hits: Hits of chunks that were in host memory already, and that nobody has counted yet.
@@ -116,7 +117,7 @@ class Holds:
 
     def __init__(self, host: HostTier, largest_record: int) -> None:
         self._host = host
-        self._largest_record = largest_record
+        self.largest_record = largest_record
         self._fresh: deque[Request] = deque()
         self._holding: dict[str, Request] = {}
         self.room = 0
@@ -131,7 +132,7 @@ class Holds:
         """Keep a READY slot for a request. False: there is no room for more that waits."""
         if self.room < 1:
             self.settle()
-            self.room = self._host.background_room_bytes // self._largest_record
+            self.room = self._host.background_room_bytes // self.largest_record
             if self.room < 1:
                 # It may be held already, by somebody else: then it costs nothing more.
                 return self._pin(request, (slot,)) and self._note(request, (slot.key,))
@@ -177,6 +178,28 @@ class Holds:
         for pin in pins:
             self._host.unpin(pin)
         self.room = 0
+
+    def take_back(self, fits: Callable[[], bool]) -> list[Request]:
+        """Let go what requests hold, what was held the longest first, until something fits. When it never does, all hold what they held.
+        After `settle`.
+
+        Returns:
+            The requests that hold nothing any more.
+        """
+        asked: list[Request] = []
+        for request in list(self._holding.values()):
+            for pin in request.pins:
+                self._host.unpin(pin)
+            asked.append(request)
+            if fits():
+                for each in asked:
+                    each.pins = []
+                    self.release(each)
+                return asked
+        for request in asked:
+            # There is room: they had it a moment ago.
+            request.pins = [again for pin in request.pins if (again := self._host.pin(pin.slots, True)) is not None]
+        return []
 
     def overdue(self, before_s: float) -> list[Request]:
         """The requests that have held something since before this time."""

@@ -46,7 +46,7 @@ class TieredStore:
     The life of a request: `begin_request`, any number of `lookup`, then `begin_load` for what was a HIT and `end_load` when it was copied,
     `begin_store` and `end_store` for what it computed, `end_request`. A step of the engine ends with `flush` and begins with `poll`.
 
-    - HIT is a promise: the chunk is in host memory, verified, until the request loads it, lets go, or `hold_timeout_s` has passed.
+    - HIT is a promise: the chunk is there, verified, until loaded or let go, for `hold_timeout_s`, or until a store of another size lacks room.
     - PENDING ends by itself, in HIT or MISS, as long as the engine goes on with `poll` and `flush`.
     - No request waits for room while it holds some, so none waits for another that waits for it.
     - Promotions, hits that wait and stores to tiers never take the host tier's reserve from stores of running requests.
@@ -96,14 +96,12 @@ class TieredStore:
         self._lock = threading.Lock()
         job_ids = itertools.count(1)
         self._events = Events(self._tiers, wanted=events)
-        largest_record = max(record_bytes(group.payload_bytes) for group in identity.groups)
-        self._holds = Holds(host, largest_record)
+        self._holds = Holds(host, max(record_bytes(group.payload_bytes) for group in identity.groups))
         self._promotions = Promotions(
             host,
             self._tiers,
             holds=self._holds,
             settings=settings,
-            largest_record=largest_record,
             metrics=self.metrics,
             job_ids=job_ids,
             miss=lambda request, key: self._lookups.miss(request, key),
@@ -140,6 +138,7 @@ class TieredStore:
             promotions=self._promotions,
             cascades=self._cascades,
             metrics=self.metrics,
+            rest=self._lookups.rest,
             evicted=self._hear_evicted,
             came=self._events.came,
         )

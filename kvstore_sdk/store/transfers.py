@@ -15,6 +15,8 @@ from kvstore_sdk.tier.metrics import TierMetrics
 __all__ = ["Transfers"]
 
 _READY = SlotState.READY
+_FUTILE_S = 0.1
+"""While hits were found not to be what keeps stores out, this long they are not tried again: that costs time for each of them."""
 
 
 class _Load(NamedTuple):
@@ -38,6 +40,7 @@ class Transfers:
         promotions: Promotions,
         cascades: Cascades,
         metrics: TierMetrics,
+        rest: Callable[[Request], None],
         evicted: Callable[[], None],
         came: Callable[[list[bytes]], None],
     ) -> None:
@@ -47,10 +50,13 @@ class Transfers:
         self._promotions = promotions
         self._cascades = cascades
         self._metrics = metrics
+        self._rest = rest
         self._evicted = evicted
         self._came = came
         self._stores: dict[bytes, Slot] = {}
         self._loads: dict[str, list[_Load]] = {}
+        # When taking hits back was last of no use.
+        self._futile_s = 0.0
 
     def begin_store(self, request: Request | None, keys: Sequence[bytes]) -> list[Slot | None] | None:
         """Slots for what is not there; None: no room now."""
@@ -157,8 +163,27 @@ class Transfers:
         while slots is None and len(keys) > 1 and self._host.exceeds_reserve(keys):
             keys = keys[: len(keys) // 2]
             slots = self._host.admit(keys, Purpose.STORE, protected)
+        if slots is None and self._host.several_sizes:
+            slots = self._admit_before_hits(keys, protected)
         if slots is not None and len(keys) < asked:
             self._metrics.count("unfit_stores", by=asked - len(keys))
+        return slots
+
+    def _admit_before_hits(self, keys: list[bytes], protected: frozenset[bytes]) -> list[Slot] | None:
+        """Hits that wait, few as they may be, can lie in every slab, and keep all of them from another size. Stores come first."""
+        if self._holds.now_s - self._futile_s < _FUTILE_S:
+            return None
+        slots: list[Slot] | None = None
+
+        def fits() -> bool:
+            nonlocal slots
+            slots = self._host.admit(keys, Purpose.STORE, protected)
+            return slots is not None
+
+        for request in self._holds.take_back(fits):
+            self._rest(request)
+        if slots is None:
+            self._futile_s = self._holds.now_s
         return slots
 
     def _fitting(self, keys: list[bytes]) -> list[bytes]:

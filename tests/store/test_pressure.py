@@ -244,6 +244,53 @@ def test_hits_that_wait_leave_room_for_a_running_store(new_stand: NewStand) -> N
     assert all(stand.store.lookup(name, key(number)) is Lookup.HIT for number, name in enumerate(queued[:6]))
 
 
+def scattered(stand: Stand) -> list[bytes]:
+    """Fill host memory with small chunks. Returns one of each slab."""
+    count = stand.host.could_admit(keys(100_000))
+    for start in range(0, count, 8):
+        assert stand.put(keys(min(8, count - start), start)) is not None
+    slots = [stand.host.get(one) for one in keys(count)]
+    return [slot.key for slot in {slot.slab: slot for slot in slots if slot is not None}.values()]
+
+
+def test_hits_that_wait_in_every_slab_make_way_for_a_store_of_another_size(new_stand: NewStand) -> None:
+    """CAP-09: few as they are. Who held them is told so in the same step, and may have those that are left in the next."""
+    stand = new_stand({}, slots=10, sizes=(60, 60_000))
+    held = scattered(stand)
+    waiting, other = stand.request(), stand.request()
+    assert stand.ask(held[1:], waiting) == [Lookup.HIT] * (len(held) - 1)
+    assert stand.ask(held[:1], other) == [Lookup.HIT]
+    assert stand.put([key(1, group=1)]) is not None
+    assert stand.store.lookup(waiting, held[-1]) is Lookup.PENDING
+    assert stand.total("expired_holds") == 1
+    # The one whose hits were not in the way keeps them.
+    assert stand.store.lookup(other, held[0]) is Lookup.HIT
+    stand.load(other, held[:1])
+    stand.step()
+    assert stand.ask(held[1:], waiting).count(Lookup.HIT) == len(held) - 2
+    stand.store.end_request(waiting)
+    assert stand.is_at_rest()
+
+
+def test_hits_that_are_not_in_the_way_of_a_store_are_kept(new_stand: NewStand) -> None:
+    """Running loads keep the slabs: taking back what waits would be of no use."""
+    stand = new_stand({}, slots=10, sizes=(60, 60_000))
+    one_each = scattered(stand)
+    loading, waiting = stand.request(), stand.request()
+    assert stand.ask(one_each, waiting) == [Lookup.HIT] * len(one_each)
+    stand.store.begin_load(loading, one_each)
+    for _ in range(3):
+        assert stand.store.begin_store("running", [key(1, group=1)]) is None
+        assert [stand.store.lookup(waiting, one) for one in one_each] == [Lookup.HIT] * len(one_each)
+        stand.step()
+    stand.store.end_load(loading, one_each)
+    stand.wait(lambda: stand.store.begin_store("running", [key(1, group=1)]) is not None)
+    assert stand.total("expired_holds") == 1
+    stand.store.end_store([key(1, group=1)], incomplete=[key(1, group=1)])
+    stand.store.end_request(waiting)
+    assert stand.is_at_rest()
+
+
 def test_a_key_that_finds_no_room_is_pending_and_then_a_counted_miss(new_stand: NewStand) -> None:
     """CAP-10: never a bare MISS for what a tier has."""
     stand = new_stand(slots=8, lookup_timeout_s=0.2)
