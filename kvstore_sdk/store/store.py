@@ -46,7 +46,7 @@ class TieredStore:
     The life of a request: `begin_request`, any number of `lookup`, then `begin_load` for what was a HIT and `end_load` when it was copied,
     `begin_store` and `end_store` for what it computed, `end_request`. A step of the engine ends with `flush` and begins with `poll`.
 
-    - HIT is a promise: the chunk is there, verified, until loaded or let go, for `hold_timeout_s`, or until a store of another size lacks room.
+    - HIT is a promise: it is there, verified, until loaded or let go, for `hold_timeout_s`, or until a store of another size lacks room.
     - PENDING ends by itself, in HIT or MISS, as long as the engine goes on with `poll` and `flush`.
     - No request waits for room while it holds some, so none waits for another that waits for it.
     - Promotions, hits that wait and stores to tiers never take the host tier's reserve from stores of running requests.
