@@ -276,6 +276,7 @@ class EngineProcess:
             self.block_tokens: int = self.send(start={"model": described, "tier": tier, "extra": extra, "options": options})["block_tokens"]
         except BaseException:
             self.kill()
+            self._log.close()
             raise
 
     @property
