@@ -13,9 +13,6 @@ from kvstore_sdk.host.slots import SizeClass, Slab
 __all__ = ["GroupBooks", "GroupStats", "HostStats", "Pin", "Purpose", "SizeBooks", "Slot", "SlotState"]
 
 
-_NONE: frozenset[int] = frozenset()
-
-
 class SlotState(Enum):
     """What may be done with the memory of a slot."""
 
@@ -112,7 +109,6 @@ class Slot:
         state: What may be done with the memory.
         pins: How many pins hold it.
         sealed: Whether its header page and checksum are in place. Set by whoever seals it.
-        lacking: Places of tiers that were to have the chunk and did not get it. Set by whoever sends it to them.
         source: "engine", or the name of the tier that the chunk came from. Set by whoever fills it.
         resident: Whether `get` finds it.
         engine_only: Its memory may still be written by a transfer that the engine forgot.
@@ -125,7 +121,6 @@ class Slot:
         "held",
         "index",
         "key",
-        "lacking",
         "number",
         "offset",
         "pins",
@@ -157,7 +152,6 @@ class Slot:
         self.resident = True
         self.engine_only = engine_only
         self.sealed = False
-        self.lacking: frozenset[int] = _NONE
         self.source = "engine"
 
     @property

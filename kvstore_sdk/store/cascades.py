@@ -47,12 +47,9 @@ class _Work:
 class Cascades:
     """Pins what was stored, seals it on one thread, and gives it to every tier. Used under the store's lock, which that thread takes too.
 
-    What waits to be sealed, and what each tier is storing, are bounded; more is shed, head first kept, and counted. What was shed is
-    offered again when the engine uses the chunk again and there is room. A slot that a call may still read when its job ended stays pinned,
-    and readable, until the tier releases it, and counts as long against the tier's share.
-
-    Attributes:
-        any_lacks: Whether anything was ever shed.
+    What waits to be sealed, and what each tier is storing, are bounded; more waits its turn without a pin, in the order in which it came.
+    What is evicted before its turn is shed and counted. A slot that a call may still read when its job ended stays pinned, and readable,
+    until the tier releases it, and counts as long against the tier's share.
     """
 
     def __init__(
@@ -91,7 +88,8 @@ class Cascades:
         # Of its jobs, and of what calls that outlived them hold.
         self._tier_bytes = [0] * len(tiers)
         self._every = frozenset(range(len(tiers)))
-        self.any_lacks = False
+        # By tier, the chunks that wait their turn.
+        self._backlogs: list[dict[bytes, None]] = [{} for _ in tiers]
         self._told_of_shed = False
         self._name = name
         # A row can be held by several calls of one tier.
@@ -103,6 +101,11 @@ class Cascades:
     def busy(self) -> bool:
         """Whether something waits to be sealed, or a tier is storing."""
         return bool(self._queue) or self._sealing is not None or any(self._jobs)
+
+    @property
+    def waits(self) -> bool:
+        """Whether chunks wait their turn."""
+        return any(self._backlogs)
 
     @property
     def bytes(self) -> int:
@@ -137,22 +140,42 @@ class Cascades:
         if not self._tiers or self._stopped:
             return
         self._holds.settle()
-        self._queue_up(slots, self._every)
+        behind = {place for place in self._every if self._backlogs[place]}
+        for place in behind:
+            self._wait_turn(slots, place)
+        if places := self._every - behind:
+            self._queue_up(slots, places)
 
-    def offer(self, slots: Sequence[Slot]) -> None:
-        """The engine uses these chunks: tiers that lack one, because it was shed, may have it now, if they have room again."""
-        if self._stopped or self._queued_bytes > self._max_bytes // 2:
-            return
-        able = {place for place in self._every if place not in self._off and self._tier_bytes[place] <= self._share_bytes // 2}
-        wanted: dict[frozenset[int], list[Slot]] = {}
-        for slot in slots:
-            if slot.lacking and slot.state is SlotState.READY and (places := slot.lacking & able):
-                slot.lacking -= places
-                wanted.setdefault(places, []).append(slot)
-        if wanted:
-            self._holds.settle()
-        for places, part in wanted.items():
-            self._queue_up(part, places)
+    def advance(self) -> None:
+        """Send what waited its turn, as far as there is room. Called at every poll."""
+        # What is about to be sealed is on its way to the tiers' shares.
+        sealing = bool(self._queue) or self._sealing is not None
+        for place, backlog in enumerate(self._backlogs):
+            if place in self._off:
+                self._count_shed(len(backlog), place)
+                backlog.clear()
+            if not backlog or sealing:
+                continue
+            room_bytes = self._share_bytes - self._tier_bytes[place]
+            part: list[Slot] = []
+            gone: list[bytes] = []
+            for key in backlog:
+                slot = self._host.get(key)
+                if slot is None or slot.state is not SlotState.READY:
+                    gone.append(key)
+                    continue
+                room_bytes -= slot.record_bytes
+                if len(part) == _WORK_CHUNKS or (room_bytes < 0 and (part or self._tier_bytes[place])):
+                    break
+                part.append(slot)
+            for key in gone:
+                del backlog[key]
+            self._count_shed(len(gone), place)
+            if part:
+                self._holds.settle()
+                for slot in part[: self._add(part, frozenset((place,)))]:
+                    del backlog[slot.key]
+                self._wake.notify()
 
     def ended(self, place: int, result: JobResult) -> bool:
         """A job of a tier ended. False: it is none of ours."""
@@ -198,6 +221,8 @@ class Cascades:
     def reset(self, namespace: str) -> None:
         """What was stored until now is not given to tiers any more; what is stored from now on goes to this namespace."""
         self.namespace = namespace
+        for backlog in self._backlogs:
+            backlog.clear()
         queue, self._queue = self._queue, deque()
         for work in queue:
             self._queued_bytes -= work.bytes
@@ -206,6 +231,8 @@ class Cascades:
     def stop(self) -> None:
         """No more is taken in; what waits is dropped."""
         self._stopped = True
+        for place, backlog in enumerate(self._backlogs):
+            self._count_shed(len(backlog), place)
         self.reset(self.namespace)
         self._wake.notify()
 
@@ -221,13 +248,27 @@ class Cascades:
             if (fit := self._add(part, places)) < len(part):
                 # The tail goes with it: without its head it is of little use.
                 for place in places:
-                    self._shed(slots[start + fit :], place)
+                    self._wait_turn(slots[start + fit :], place)
                 break
         self._wake.notify()
 
-    def _shed(self, slots: Sequence[Slot], place: int) -> None:
-        """A tier does not get these."""
-        self.any_lacks = True
+    def _wait_turn(self, slots: Sequence[Slot], place: int) -> None:
+        """There is no room for these now."""
+        if place in self._off:
+            self._count_shed(len(slots), place)
+            return
+        backlog = self._backlogs[place]
+        backlog.update((slot.key, None) for slot in slots)
+        if len(backlog) > 2 * self._host.row_count:
+            # At least half of them were evicted, so that this is rare.
+            there = {key: None for key in backlog if self._host.get(key) is not None}
+            self._count_shed(len(backlog) - len(there), place)
+            self._backlogs[place] = there
+
+    def _count_shed(self, count: int, place: int) -> None:
+        """A tier does not get so many chunks."""
+        if not count:
+            return
         if not self._told_of_shed and place not in self._off:
             self._told_of_shed = True
             logger.warning(
@@ -235,11 +276,9 @@ class Cascades:
                 "faster store, would help; from now on such chunks are only counted (cascades, shed)",
                 self._name,
                 self._tiers[place].name,
-                len(slots),
+                count,
             )
-        for slot in slots:
-            slot.lacking |= {place}
-        self._metrics.count("cascades", self._tiers[place].name, "shed", by=len(slots))
+        self._metrics.count("cascades", self._tiers[place].name, "shed", by=count)
 
     def _add(self, slots: Sequence[Slot], places: frozenset[int]) -> int:
         """Queue as many from the front as there is room for. Returns how many."""
@@ -325,7 +364,7 @@ class Cascades:
     def _submit(self, place: int, work: _Work) -> None:
         below = self._tiers[place]
         if place in self._off or (self._tier_bytes[place] and self._tier_bytes[place] + work.bytes > self._share_bytes):
-            self._shed(work.slots, place)
+            self._wait_turn(work.slots, place)
             return
         job_id = next(self._job_ids)
         self._jobs[place][job_id] = work

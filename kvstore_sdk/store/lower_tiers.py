@@ -70,6 +70,7 @@ class LowerTiers:
                 # Submitting them failed.
                 for result in [*self._promotions.lost(place), *self._cascades.lost(place)]:
                     self._hear(place, result)
+        self._cascades.advance()
 
     def reset(self, weights_version: str, identity: KVIdentity) -> None:
         """Give all tiers the identity's namespace. One that does not take it is not used any more."""

@@ -32,7 +32,8 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "incomplete_stores": MetricSpec("Chunks that were dropped because not all ranks wrote them whole."),
     "promotions": MetricSpec("Chunks loaded into host memory, by tier and result (loaded, failed, late).", ("tier", "result")),
     "cascades": MetricSpec(
-        "Chunks sent from host memory, by tier and result (stored, failed, skipped; shed: the tier does not have it, for want of room).",
+        "Chunks sent from host memory, by tier and result (stored, failed, skipped; "
+        "shed: evicted before its turn, so that the tier does not have it).",
         ("tier", "result"),
     ),
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),

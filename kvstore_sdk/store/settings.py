@@ -20,7 +20,7 @@ class StoreSettings:
     # As that of a tier: a prefill of some thousand tokens is done by then. A load that was begun has the tier's load_timeout_s.
     hold_timeout_s: Annotated[float, _Seconds, "how long a hit is kept for a request that does not load it"] = 30.0
     # Longer than any request waits for device memory while others make progress; bounds what a request that was dropped keeps.
-    cascade_fraction: Annotated[float, Bounds(ge=0.01, le=1.0), "part of host memory on its way to tiers at most; more is shed"] = 0.5
+    cascade_fraction: Annotated[float, Bounds(ge=0.01, le=1.0), "part of host memory on its way to tiers at most; more waits"] = 0.5
     # With the reserve of a quarter this leaves a quarter to hits and promotions, whatever hangs.
     drain_timeout_s: Annotated[float, _Seconds, "longest that drain waits"] = 10.0
     # As that of a tier.

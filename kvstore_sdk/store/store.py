@@ -50,8 +50,8 @@ class TieredStore:
     - PENDING ends by itself, in HIT or MISS, as long as the engine goes on with `poll` and `flush`.
     - No request waits for room while it holds some, so none waits for another that waits for it.
     - Promotions, hits that wait and stores to tiers never take the host tier's reserve from stores of running requests.
-    - What is stored is offered to every tier, and shed where `cascade_fraction` of host memory, or all but the reserve, is on its way
-      already. What was shed is offered again when the engine uses it again; `metrics` counts it.
+    - What is stored goes to every tier, in its turn where `cascade_fraction` of host memory, or all but the reserve, is on its way already.
+      What is evicted before its turn is shed; `metrics` counts it.
 
     Attributes:
         metrics: What the store counts: `total("cascades", tier, "shed")`, say. `kvstore_sdk.store.COUNTERS` has the names and labels.
@@ -377,7 +377,7 @@ class TieredStore:
         while True:
             with self._lock:
                 self._poll()
-                if not self._lower_tiers.busy:
+                if not (self._lower_tiers.busy or self._cascades.waits):
                     return True
             if time.monotonic() >= until_s:
                 return False

@@ -61,8 +61,6 @@ class Transfers:
     def begin_store(self, request: Request | None, keys: Sequence[bytes]) -> list[Slot | None] | None:
         """Slots for what is not there; None: no room now."""
         get = self._get
-        if self._cascades.any_lacks:
-            self._cascades.offer([slot for key in keys if (slot := get(key)) is not None])
         if len(self._promotions):
             comes = self._promotions.is_open
             fresh = self._fitting([key for key in keys if get(key) is None or comes(key)])
@@ -122,8 +120,6 @@ class Transfers:
         if slots:
             pin = self._host.pin(slots, False)
             self._loads.setdefault(request_id, []).append(_Load(set(keys), pin))
-            if self._cascades.any_lacks:
-                self._cascades.offer(slots)
         return slots
 
     def end_load(self, request_id: str, keys: Collection[bytes]) -> None:
