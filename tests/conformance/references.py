@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -123,13 +124,13 @@ class InDoubt(BackendWrapper):
             timed_out: Any = PutResult(PutStatus.TIMED_OUT) if op == "put" else GetResult(GetStatus.TIMED_OUT)
             return [timed_out for _ in items]
         method = getattr(self.inner, op)
-        try:
-            jobs = [self._pool.submit(self._carry_out, method, item) for item in items]
-        except RuntimeError:
-            # The pool ended between the look at `_closed` and here.
-            return proceed(items)
+        jobs: list[Future[Any]] = []
+        # Unless the pool ended between the look at `_closed` and here. What it had taken by then is done, or in doubt.
+        with contextlib.suppress(RuntimeError):
+            jobs.extend(self._pool.submit(self._carry_out, method, item) for item in items)
+        rest = proceed(items[len(jobs) :]) if len(jobs) < len(items) else []
         wait(jobs, deadline.remaining_s())
-        return [self._answer(op, job) for job in jobs]
+        return [*(self._answer(op, job) for job in jobs), *rest]
 
     def settle(self, tickets: Sequence[Any], deadline: Deadline) -> list[bool]:
         with self._lock:

@@ -187,7 +187,7 @@ REFUSED = {
     "unknown factory": ([], "acme_store:open_shop", "module 'acme_store' has no factory 'open_shop'"),
     "import error": ([], "imports_what_is_not_there:open_store", "imports 'nothing_of_that_name', which cannot be imported"),
     "syntax error": ([], "does_not_parse:open_store", "importing module 'does_not_parse' raised SyntaxError"),
-    "module that exits": ([], "exits:open_store", "module ended Python with exit code 0"),
+    "module that exits": ([], "exits:open_store", "importing module 'exits' raised SystemExit (0)"),
     "factory that raises": (["--kvstore-option=fault=crashes"], "acme_store:open_store", "the factory raised KeyError"),
     "factory that exits": (
         ["--kvstore-option=fault=leaves"],
