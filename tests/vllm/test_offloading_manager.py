@@ -286,7 +286,10 @@ def test_all_that_is_counted_is_declared(build: Build, tmp_path: Path) -> None:
     """T18 to T24: vLLM's own Prometheus code takes it."""
     import prometheus_client
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadPromMetrics
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+    # What engines of other tests left in this process.
+    unregister_vllm_metrics()
     made = build([entry(tmp_path / "kv")])
     keys = stored(made)
     request = made.request("second", keys)
@@ -308,6 +311,7 @@ def test_all_that_is_counted_is_declared(build: Build, tmp_path: Path) -> None:
         of_group = {**labels, "tier": "host", "group": group}
         assert read(f"{HOST_PREFIX}hits_total", of_group) == 2.0
         assert read(f"{HOST_PREFIX}used_slots", of_group) == 2.0
+    unregister_vllm_metrics()
     assert all(name.startswith(PREFIX) for name in declared)
 
 
