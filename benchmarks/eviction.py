@@ -16,7 +16,7 @@ import eviction_traces as traces
 from eviction_traces import Trace
 from harness import machine_facts
 
-from kvstore_sdk.host.policy import open_policy
+from kvstore_sdk.host.policies import open_policy
 
 WORKLOADS: dict[str, tuple[Callable[[], Trace], tuple[int, ...]]] = {
     "Zipf 1.0, 10,000 keys": (lambda: traces.zipf(60_000, 10_000, 1.0, seed=1), (100, 1000, 3000)),

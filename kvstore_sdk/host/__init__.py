@@ -1,6 +1,7 @@
 """Host memory: a cache of records in one region, with pins, slot sizes and a reserve for running requests."""
 
-from kvstore_sdk.host.policy import EvictionPolicy, open_policy
+from kvstore_sdk.host.policies import open_policy
+from kvstore_sdk.host.policy import EvictionPolicy
 from kvstore_sdk.host.region import create_region, is_abandoned, join_region, open_region, sweep_regions
 from kvstore_sdk.host.slots import SlotPool
 from kvstore_sdk.host.tier import HostTier

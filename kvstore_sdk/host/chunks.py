@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 from kvstore_sdk.format import record_bytes
-from kvstore_sdk.host.policy import open_policy
+from kvstore_sdk.host.policies import open_policy
 from kvstore_sdk.host.slots import Slab, SlotPool
 from kvstore_sdk.host.types import GroupBooks, SizeBooks, Slot, SlotState
 from kvstore_sdk.keys import GROUP_BYTES

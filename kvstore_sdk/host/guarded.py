@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kvstore_sdk.errors import text_of
 from kvstore_sdk.host.lru import LRU
-
-if TYPE_CHECKING:
-    from kvstore_sdk.host.policy import EvictionPolicy
+from kvstore_sdk.host.policy import EvictionPolicy
 
 __all__ = ["Guarded"]
 

@@ -14,7 +14,8 @@ from policy_models import PlainLRU
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.host.arc import ARC
 from kvstore_sdk.host.lru import LRU
-from kvstore_sdk.host.policy import EvictionPolicy, open_policy
+from kvstore_sdk.host.policies import open_policy
+from kvstore_sdk.host.policy import EvictionPolicy
 
 NAMES = ("lru", "arc")
 CHAIN = [b"c%d" % number for number in range(10)]

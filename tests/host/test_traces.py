@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from policy_models import benchmark, traces
 
-from kvstore_sdk.host.policy import open_policy
+from kvstore_sdk.host.policies import open_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "eviction.md"
 TABLE = [line for line in PAGE.read_text().splitlines() if re.match(r"\| [^|]+ \| [\d,]+ \| [\d.]+ \|", line)]
@@ -131,7 +131,7 @@ def test_the_policy_of_the_page_is_opened_and_does_what_the_page_says(tmp_path: 
     code = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}, {str(root / 'benchmarks')!r}]\n"
         "import eviction_traces as traces\n"
-        "from kvstore_sdk.host.policy import open_policy\n"
+        "from kvstore_sdk.host.policies import open_policy\n"
         "trace = traces.hot_and_scans(6000, 50, 200, seed=1)\n"
         "for name in ('lru', 'my_policy:open_proven'):\n"
         "    print(traces.hit_rate(open_policy(name, 60), 60, trace))\n"
