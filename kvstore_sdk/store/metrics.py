@@ -30,7 +30,11 @@ COUNTERS: Mapping[str, MetricSpec] = {
         "Chunks that were not stored, nor asked for again, because what a request stored at once was more than host memory has room for."
     ),
     "incomplete_stores": MetricSpec("Chunks that were dropped because not all ranks wrote them whole."),
-    "promotions": MetricSpec("Chunks loaded into host memory, by tier and result (loaded, failed, late).", ("tier", "result")),
+    "promotions": MetricSpec(
+        "Chunks asked from a tier for host memory, by tier and result (loaded, failed, late; "
+        "unwanted: came when the engine had computed it itself, or after a reset).",
+        ("tier", "result"),
+    ),
     "cascades": MetricSpec(
         "Chunks sent from host memory, by tier and result (stored, failed, skipped; "
         "shed: evicted before its turn, so that the tier does not have it).",

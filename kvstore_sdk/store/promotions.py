@@ -209,7 +209,7 @@ class Promotions:
                 came.append(promotion)
             else:
                 self._safely(self._host.discard if slot.state is _FILLING else self._host.release, slot)
-                self._failed(promotion, "failed")
+                self._failed(promotion, "unwanted" if key in done else "failed")
         if came:
             self._bring(place, came)
         return True

@@ -288,6 +288,8 @@ def test_an_engine_that_computed_a_chunk_does_not_wait_for_a_tier_to_bring_it(ne
     backend.heal()
     stand.settle()
     assert stand.hits(keys(2)) == 2
+    assert stand.total("promotions", "below", "unwanted") == 2
+    assert stand.total("promotions", "below", "failed") == 0
     assert stand.is_at_rest()
 
 

@@ -351,8 +351,10 @@ def test_a_random_mix_under_pressure_is_answered_right(
     host, below = engine.store.metrics, engine.store._tiers[0].tier.metrics
     evictions = sum(group.evictions for group in engine.store.host.stats().groups.values())
     stores = {result: host.total("cascades", "1:kvstore", result) for result in ("stored", "failed", "skipped", "shed")}
-    assert host.total("promotions", "1:kvstore", "loaded") == below.total("loads", "loaded") > 0
-    assert host.total("promotions") == host.total("promotions", "1:kvstore", "loaded")
+    # A promotion that the engine overtook, by computing the chunk itself, is loaded and not wanted: how many is a matter of time.
+    promoted = {result: host.total("promotions", "1:kvstore", result) for result in ("loaded", "unwanted")}
+    assert promoted["loaded"] > 0
+    assert sum(promoted.values()) == host.total("promotions") == below.total("loads", "loaded")
     assert stores["failed"] == stores["skipped"] == 0
     assert sum(stores.values()) - stores["shed"] == below.total("stores")
     assert host.total("hits", "host") > 0
