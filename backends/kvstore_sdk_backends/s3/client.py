@@ -33,6 +33,9 @@ class AttemptError(Exception):
         may_have_happened: The request went out and its answer was lost: what it asked for may be done, now or later. A put is then whole.
         retry_after_s: How long the store asks to wait; 0.0 when it does not say.
         stale_credentials: The credentials were refused in a way that new ones may mend.
+        status: HTTP status of the answer; 0 when there was none.
+        code: The store's own word for it (`SlowDown`), or what failed on the way: `connect`, `dns`, `tls`, `timeout`, `closed`, `body`,
+            `checksum`, `credentials`.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class AttemptError(Exception):
         may_have_happened: bool = False,
         retry_after_s: float = 0.0,
         stale_credentials: bool = False,
+        status: int = 0,
+        code: str = "",
     ) -> None:
         super().__init__(str(error))
         self.error = error
@@ -50,6 +55,8 @@ class AttemptError(Exception):
         self.may_have_happened = may_have_happened
         self.retry_after_s = retry_after_s
         self.stale_credentials = stale_credentials
+        self.status = status
+        self.code = code
 
 
 class ObjectClient(Protocol):

@@ -12,9 +12,11 @@ __all__ = [
     "ConditionalWrites",
     "Engine",
     "Probe",
+    "WHERE",
     "S3Settings",
 ]
 
+WHERE = "backend s3"
 MAX_PUT_BYTES = 5 << 30
 """The largest object that S3 takes in one request; a record is never written in several."""
 

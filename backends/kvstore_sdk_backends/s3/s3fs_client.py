@@ -1,0 +1,381 @@
+"""One bucket, through s3fs: it signs, resolves credentials and speaks HTTP; attempts, time-outs and memory are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import s3fs
+from botocore.exceptions import ClientError, ProfileNotFound
+
+from kvstore_sdk.backend import BackendError, ConfigError, UnavailableError
+from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
+from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code
+from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
+from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
+
+__all__ = ["Credentials", "S3fsClient"]
+
+REFRESH_EVERY_S = 5.0
+"""A store that refuses for good must not have every request make a new session, which takes some 50 ms of the loop."""
+_SINGLE_DELETES = 16
+"""At one time, where the store is spared DeleteObjects."""
+_MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404", "NoSuchObject"})
+_REFUSES_CONDITION = frozenset({"NotImplemented", "501"})
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What requests are signed with now. `session_token` is empty where there is none."""
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+
+
+class _Session:
+    """A file system, its client and its credentials; closed when it was retired and its last request ended."""
+
+    __slots__ = ("client", "fs", "made_s", "retired", "secrets", "users")
+
+    def __init__(self, fs: Any, client: Any) -> None:
+        self.fs = fs
+        self.client = client
+        self.made_s = time.monotonic()
+        self.retired = False
+        self.secrets: tuple[str, ...] = ()
+        self.users = 0
+
+
+class S3fsClient:
+    """An `ObjectClient` of one bucket.
+
+    Of s3fs it takes the client that `S3FileSystem` makes, and none of its file-system calls: those list, cache and repeat. No state of
+    the process is shared: every instance has a session of its own, so credentials and endpoints of two never mix.
+
+    Attributes:
+        conditional: As in `ObjectClient`. The probe sets it, or a store that answers 501 to the condition.
+        checksums: The policy. `off`: objects are deleted one by one too, since DeleteObjects needs a checksum.
+    """
+
+    def __init__(self, bucket: str, settings: S3Settings) -> None:
+        self.conditional = settings.conditional_writes != "never"
+        self.checksums = settings.checksums
+        self._bucket = bucket
+        self._settings = settings
+        self._session: _Session | None = None
+        self._is_static = settings.access_key_id is not None
+        self._put_extras: dict[str, str] = {}
+        if settings.storage_class:
+            self._put_extras["StorageClass"] = settings.storage_class
+        if settings.tags:
+            self._put_extras["Tagging"] = settings.tags
+
+    def __repr__(self) -> str:
+        return f"S3fsClient({self._bucket!r}, endpoint={self._settings.endpoint!r})"
+
+    @property
+    def endpoint(self) -> str:
+        """Where requests go to, from the option, the environment or the profile; for AWS its own. Known after `open`."""
+        return "" if self._session is None else str(self._session.client.meta.endpoint_url)
+
+    @property
+    def region(self) -> str:
+        """Which region requests are signed for. Known after `open`."""
+        return "" if self._session is None else str(self._session.client.meta.region_name)
+
+    async def open(self) -> None:
+        if self._session is None:
+            self._session = await self._make_session()
+
+    async def refresh_credentials(self) -> None:
+        old = self._session
+        if old is None or self._is_static or time.monotonic() - old.made_s < REFRESH_EVERY_S:
+            return
+        self._session = await self._make_session()
+        old.retired = True
+        if not old.users:
+            await _close(old)
+
+    async def credentials(self) -> Credentials | None:
+        """Those that a request would be signed with now; refreshed where they expire. None: there are none.
+
+        Raises:
+            AttemptError: they cannot be had.
+        """
+        settings = self._settings
+        if settings.access_key_id is not None:
+            return Credentials(settings.access_key_id, settings.secret_access_key or "", settings.session_token or "")
+        async with self._attempt("credentials for", "") as session:
+            found = await session.fs.session.get_credentials()
+            frozen = None if found is None else await found.get_frozen_credentials()
+        if frozen is None:
+            return None
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token or "")
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.retired = True
+            await _close(session)
+
+    async def head(self, key: str) -> int | None:
+        async with self._attempt("HEAD", key) as session:
+            try:
+                answer = await session.client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as cause:
+                if _is_missing(cause):
+                    return None
+                raise
+            return int(answer["ContentLength"])
+
+    async def get(self, key: str, memory: ItemMemory) -> int | None:
+        extras = {"ChecksumMode": "ENABLED"} if self.checksums == "when_supported" else {}
+        async with self._attempt("GET", key) as session:
+            try:
+                answer = await session.client.get_object(Bucket=self._bucket, Key=key, **extras)
+            except ClientError as cause:
+                if _is_missing(cause):
+                    return None
+                raise
+            body = answer["Body"]
+            try:
+                if "ContentLength" not in answer:
+                    raise self._bad_body(key, "comes without a length")
+                size_bytes = int(answer["ContentLength"])
+                if size_bytes == memory.size_bytes:
+                    await self._receive(key, body, memory)
+                return size_bytes
+            finally:
+                # Whole bodies gave their connection back already; any other is closed with its connection.
+                body.close()
+
+    async def put(self, key: str, memory: ItemMemory, create: bool) -> bool:
+        extras = dict(self._put_extras)
+        conditional = create and self.conditional
+        if conditional:
+            extras["IfNoneMatch"] = "*"
+        async with self._attempt("PUT", key, writes=True) as session:
+            if self.checksums == "when_supported":
+                # As a header. botocore would send it after the body, which then has no length.
+                extras["ChecksumCRC32"] = await _crc32(memory)
+            body = _Body(memory) if memory.size_bytes else b""
+            try:
+                await session.client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras)
+            except ClientError as cause:
+                code, status = _answer_of(cause)
+                if conditional and status == 412:
+                    return False
+                if conditional and (status == 501 or code in _REFUSES_CONDITION) and self._settings.conditional_writes == "auto":
+                    self.conditional = False
+                    failed = self._failed("PUT", key, cause, session, writes=True)
+                    raise AttemptError(failed.error, retryable=True, status=failed.status, code=failed.code) from None
+                raise
+        return True
+
+    async def delete(self, keys: Sequence[str]) -> dict[str, BackendError | None]:
+        if not keys:
+            return {}
+        if self.checksums == "off" or len(keys) == 1:
+            return await self._delete_singly(keys)
+        async with self._attempt("DELETE", f"{len(keys)} objects", writes=True) as session:
+            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            answer = await session.client.delete_objects(Bucket=self._bucket, Delete=wanted)
+            gone: dict[str, BackendError | None] = dict.fromkeys(keys)
+            for failed in answer.get("Errors", ()):
+                code = str(failed.get("Code") or "")
+                if failed.get("Key") in gone and code not in _MISSING:
+                    gone[failed["Key"]] = error_of_code(self._doing("DELETE", failed["Key"]), 0, code[:80] or "refused")
+            return gone
+
+    async def list_page(self, prefix: str, start_after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
+        async with self._attempt("LIST", prefix) as session:
+            extras = {"StartAfter": start_after} if start_after else {}
+            answer = await session.client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=min(limit, 1000), **extras)
+            found = [ObjectInfo(one["Key"], int(one["Size"]), one["LastModified"].timestamp()) for one in answer.get("Contents", ())]
+            return found, bool(answer.get("IsTruncated"))
+
+    async def _receive(self, key: str, body: Any, memory: ItemMemory) -> None:
+        """Fill `memory`, and read on to the end of the body: only there it is checked."""
+        done = 0
+        while piece := await body.read(COPY_BYTES):
+            # A byte more than was declared is not written; it is told from a body that ends where it should.
+            if done + len(piece) > memory.size_bytes:
+                raise self._bad_body(key, f"has more than the {memory.size_bytes} bytes that were declared")
+            memory.write(done, piece)
+            done += len(piece)
+        if done != memory.size_bytes:
+            raise self._bad_body(key, f"ended after {done} of {memory.size_bytes} bytes")
+
+    async def _delete_singly(self, keys: Sequence[str]) -> dict[str, BackendError | None]:
+        turns = asyncio.Semaphore(_SINGLE_DELETES)
+
+        async def remove(key: str) -> AttemptError | None:
+            async with turns:
+                try:
+                    async with self._attempt("DELETE", key, writes=True) as session:
+                        try:
+                            await session.client.delete_object(Bucket=self._bucket, Key=key)
+                        except ClientError as cause:
+                            if not _is_missing(cause):
+                                raise
+                except AttemptError as error:
+                    return error
+            return None
+
+        answers = await asyncio.gather(*map(remove, keys))
+        failed = [answer for answer in answers if answer is not None]
+        if len(failed) == len(keys):
+            # Whoever asked may ask again, or with new credentials.
+            raise failed[0]
+        return {key: answer and answer.error for key, answer in zip(keys, answers, strict=True)}
+
+    @asynccontextmanager
+    async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Session]:
+        """A session for one request, within the time for one. What is raised inside leaves as `AttemptError`."""
+        session = self._session
+        if session is None:
+            raise AttemptError(BackendError(f"{self._doing(verb, key)}: the client is closed"), code="closed")
+        session.users += 1
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                yield session
+        except Exception as cause:
+            # Without the cause: what it says and holds may be a secret.
+            raise self._failed(verb, key, cause, session, writes=writes) from None
+        finally:
+            session.users -= 1
+            if session.retired and not session.users:
+                await _close(session)
+
+    def _failed(self, verb: str, key: str, cause: Exception, session: _Session, *, writes: bool) -> AttemptError:
+        failed = attempt_error(self._doing(verb, key), cause, writes=writes, secrets=session.secrets)
+        if failed.stale_credentials:
+            # New ones may mend it unless there can be none, or these are new themselves.
+            is_new = session is self._session and time.monotonic() - session.made_s < REFRESH_EVERY_S
+            failed.stale_credentials = not (self._is_static or is_new)
+        return failed
+
+    def _bad_body(self, key: str, what: str) -> AttemptError:
+        return AttemptError(UnavailableError(f"{self._doing('GET', key)}: the body {what}"), retryable=True, code="body")
+
+    def _doing(self, verb: str, key: str) -> str:
+        return f"s3 {verb} {self._bucket}/{key}"
+
+    async def _make_session(self) -> _Session:
+        """A session that shares nothing with any other.
+
+        Raises:
+            ConfigError: an option cannot be used.
+        """
+        settings = self._settings
+        options: dict[str, Any] = {
+            "endpoint_url": settings.endpoint,
+            "key": settings.access_key_id,
+            "secret": settings.secret_access_key,
+            "token": settings.session_token,
+            "client_kwargs": {
+                "region_name": settings.region,
+                "verify": settings.ca_bundle or settings.verify_tls,
+            },
+            "config_kwargs": {
+                "connect_timeout": settings.connect_timeout_s,
+                "read_timeout": settings.read_timeout_s,
+                "max_pool_connections": settings.concurrency,
+                # One attempt. Without an answer of its own to this event botocore would follow a redirect, too.
+                "retries": {"mode": "standard", "total_max_attempts": 1},
+                # Checksums are ours, see `put`. A signature over the body would be one more pass over it, and protects nothing on the
+                # way back: that is what TLS is for.
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+                "s3": {"addressing_style": settings.addressing, "payload_signing_enabled": False},
+            },
+        }
+        if settings.profile is not None:
+            options["profile"] = settings.profile
+        fs = s3fs.S3FileSystem(
+            asynchronous=True,
+            loop=asyncio.get_running_loop(),
+            skip_instance_cache=True,
+            use_listings_cache=False,
+            cache_regions=False,
+            **options,
+        )
+        try:
+            session = _Session(fs, await fs.set_session())
+        except ProfileNotFound as cause:
+            raise ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration") from None
+        except ValueError as cause:
+            raise ConfigError(WHERE, "endpoint", f"{cause}; write http://host:port or https://host") from None
+        session.client.meta.events.register_first("needs-retry.s3", _no_repetition)
+        session.client.meta.events.register_last("before-call.s3.PutObject", _no_expectation)
+        return session
+
+
+class _Body:
+    """The bytes of a request, copied piece by piece: what the connection keeps is never the caller's memory.
+
+    botocore takes it for a file, aiohttp for an iterator.
+    """
+
+    def __init__(self, memory: ItemMemory) -> None:
+        self._memory = memory
+        self._at = 0
+
+    def __len__(self) -> int:
+        return self._memory.size_bytes
+
+    def read(self, most: int = -1) -> bytes:
+        left = len(self) - self._at
+        piece = self._memory.read(self._at, left if most < 0 else min(most, left))
+        self._at += len(piece)
+        return piece
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        self._at = at + (0, self._at, len(self))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self), COPY_BYTES):
+            yield self._memory.read(start, min(COPY_BYTES, len(self) - start))
+
+
+def _no_repetition(**_: Any) -> bool:
+    return False
+
+
+def _no_expectation(params: dict[str, Any], **_: Any) -> None:
+    """Send the body at once. Waiting for a word of the store costs a round trip each time, and some stores never give it."""
+    params["headers"].pop("Expect", None)
+
+
+async def _crc32(memory: ItemMemory) -> str:
+    found = 0
+    for start in range(0, memory.size_bytes, COPY_BYTES):
+        found = zlib.crc32(memory.read(start, min(COPY_BYTES, memory.size_bytes - start)), found)
+        # Some 100 us a piece: others may go on in between.
+        await asyncio.sleep(0)
+    return base64.b64encode(found.to_bytes(4, "big")).decode()
+
+
+async def _close(session: _Session) -> None:
+    await session.client.close()
+
+
+def _answer_of(cause: ClientError) -> tuple[str, int]:
+    about = cause.response.get("ResponseMetadata", {})
+    return str(cause.response.get("Error", {}).get("Code", "")), int(about.get("HTTPStatusCode", 0))
+
+
+def _is_missing(cause: ClientError) -> bool:
+    code, status = _answer_of(cause)
+    return status == 404 and code in _MISSING
