@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -42,12 +43,11 @@ class Credentials:
 class _Session:
     """A file system, its client and its credentials; closed when it was retired and its last request ended."""
 
-    __slots__ = ("client", "fs", "made_s", "retired", "secrets", "users")
+    __slots__ = ("client", "fs", "retired", "secrets", "users")
 
     def __init__(self, fs: Any, client: Any) -> None:
         self.fs = fs
         self.client = client
-        self.made_s = time.monotonic()
         self.retired = False
         self.secrets: tuple[str, ...] = ()
         self.users = 0
@@ -70,6 +70,7 @@ class S3fsClient:
         self._bucket = bucket
         self._settings = settings
         self._session: _Session | None = None
+        self._refreshed_s = -math.inf
         self._is_static = settings.access_key_id is not None
         self._put_extras: dict[str, str] = {}
         if settings.storage_class:
@@ -96,9 +97,10 @@ class S3fsClient:
 
     async def refresh_credentials(self) -> None:
         old = self._session
-        if old is None or self._is_static or time.monotonic() - old.made_s < REFRESH_EVERY_S:
+        if old is None or self._is_static or self._is_fresh():
             return
         self._session = await self._make_session()
+        self._refreshed_s = time.monotonic()
         old.retired = True
         if not old.users:
             await _close(old)
@@ -234,7 +236,7 @@ class S3fsClient:
         if len(failed) == len(keys):
             # Whoever asked may ask again, or with new credentials.
             raise failed[0]
-        return {key: answer and answer.error for key, answer in zip(keys, answers, strict=True)}
+        return {key: answer.error if answer else None for key, answer in zip(keys, answers, strict=True)}
 
     @asynccontextmanager
     async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Session]:
@@ -246,7 +248,7 @@ class S3fsClient:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 yield session
-        except Exception as cause:
+        except Exception as cause:  # noqa: BLE001  # whatever it is, the attempt failed
             # Without the cause: what it says and holds may be a secret.
             raise self._failed(verb, key, cause, session, writes=writes) from None
         finally:
@@ -258,9 +260,11 @@ class S3fsClient:
         failed = attempt_error(self._doing(verb, key), cause, writes=writes, secrets=session.secrets)
         if failed.stale_credentials:
             # New ones may mend it unless there can be none, or these are new themselves.
-            is_new = session is self._session and time.monotonic() - session.made_s < REFRESH_EVERY_S
-            failed.stale_credentials = not (self._is_static or is_new)
+            failed.stale_credentials = not (self._is_static or (session is self._session and self._is_fresh()))
         return failed
+
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._refreshed_s < REFRESH_EVERY_S
 
     def _bad_body(self, key: str, what: str) -> AttemptError:
         return AttemptError(UnavailableError(f"{self._doing('GET', key)}: the body {what}"), retryable=True, code="body")

@@ -7,12 +7,12 @@ from typing import Literal
 
 __all__ = [
     "MAX_PUT_BYTES",
+    "WHERE",
     "Addressing",
     "Checksums",
     "ConditionalWrites",
     "Engine",
     "Probe",
-    "WHERE",
     "S3Settings",
 ]
 
