@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvstore_sdk.backend import Backend, Deadline
-from kvstore_sdk.testing.late import LateWork
+from kvstore_sdk.testing.late import LateCall
 
 __all__ = ["OPS", "PER_ITEM", "TIMED", "Action", "Call", "Fault", "Proceed"]
 
@@ -41,7 +41,7 @@ class Call:
     chosen: tuple[int, ...]
     deadline: Deadline | None
     inner: Backend
-    late: LateWork
+    late: LateCall
     random: random.Random
     other_name: Callable[[str, int], str | None]
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvstore_sdk.backend import Backend, Capabilities, Deadline, GetStatus, PutStatus, Ticket
 from kvstore_sdk.testing.actions import InDoubt, LateTicket
 from kvstore_sdk.testing.faults import Call, Fault, Proceed
-from kvstore_sdk.testing.late import LateWork
+from kvstore_sdk.testing.late import LateCall, LateWork
 from kvstore_sdk.testing.wrapper import BackendWrapper, item_name
 
 __all__ = ["Event", "FaultyBackend"]
@@ -121,7 +121,7 @@ class FaultyBackend(BackendWrapper):
         self.release()
 
     def release(self) -> None:
-        """Let every call that hangs now go on, and every late act that waits now happen."""
+        """Let every call that began before go on, where it hangs or would, and every late act of such calls happen."""
         self._late.release()
 
     def wait_hanging(self, calls: int = 1, timeout_s: float = 5.0) -> bool:
@@ -137,12 +137,14 @@ class FaultyBackend(BackendWrapper):
         with self._lock:
             self._events.append(event)
             rules = self._rules[self._healed :]
+            # Taken with the rules: a call that has these when `heal` drops them must not hang, nor be in doubt, for ever.
+            late = self._late.begin()
         bottom = proceed if op != "close" else self._close
 
         def descend(level: int, passed: Sequence[Any]) -> Any:
             if level == len(rules):
                 return bottom(passed)
-            call = self._match(rules[level], event, op, passed, deadline)
+            call = self._match(rules[level], event, late, op, passed, deadline)
             if call is None:
                 return descend(level + 1, passed)
             return rules[level].fault.action.run(call, lambda further: descend(level + 1, further))
@@ -151,7 +153,7 @@ class FaultyBackend(BackendWrapper):
         self._remember(items, results)
         return results
 
-    def _match(self, rule: _Rule, event: Event, op: str, items: Sequence[Any], deadline: Deadline | None) -> Call | None:
+    def _match(self, rule: _Rule, event: Event, late: LateCall, op: str, items: Sequence[Any], deadline: Deadline | None) -> Call | None:
         fault = rule.fault
         if not fault.covers(op):
             return None
@@ -168,7 +170,7 @@ class FaultyBackend(BackendWrapper):
                 return None
             event.faults.append(fault)
             draw = random.Random(f"{self._seed}/{rule.index}/{names[chosen[0]]}/{rule.draws[names[chosen[0]]]}")
-        return Call(op, items, chosen if items else (), deadline, self.inner, self._late, draw, self._other_name)
+        return Call(op, items, chosen if items else (), deadline, self.inner, late, draw, self._other_name)
 
     def _chooses(self, rule: _Rule, name: str) -> bool:
         fault = rule.fault

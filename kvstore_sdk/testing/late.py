@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from kvstore_sdk.backend import Buffer
 
-__all__ = ["LateWork"]
+__all__ = ["LateCall", "LateWork"]
 
 
 class LateWork:
     """What a faulty backend does out of turn: calls that hang, threads that act later, tickets that are open.
 
-    `release` ends every wait that goes on at that moment, `stop` those that come as well. Every thread is named `kvstore-late-<n>`.
+    `release` ends every wait of calls that began before it, `stop` those that come as well. Every thread is named `kvstore-late-<n>`.
     """
 
     def __init__(self) -> None:
@@ -33,19 +33,24 @@ class LateWork:
         with self._changed:
             return self._hanging
 
-    def wait(self, seconds: float | None) -> None:
-        """Return after `seconds`, or on `release` or `stop`, whichever comes first. None: only on the latter two."""
+    def begin(self) -> LateCall:
+        """For a call that begins now. What it waits for ends with the next `release`, also when the wait begins after that."""
+        with self._changed:
+            return LateCall(self, self._releases)
+
+    def wait(self, seconds: float | None, releases: int) -> None:
+        """See `LateCall`. `releases`: how many there had been when the call began."""
         with self._changed:
             self._hanging += 1
             self._changed.notify_all()
             try:
-                self._wait(seconds)
+                self._wait(seconds, releases)
             finally:
                 self._hanging -= 1
                 self._changed.notify_all()
 
-    def later(self, seconds: float | None, work: Callable[[], object], memory: Sequence[Buffer], ticket: object = None) -> None:
-        """Do `work`, which touches `memory`, in a thread, after a wait like that of `wait`. A `ticket` is open until then."""
+    def later(self, seconds: float | None, releases: int, work: Callable[[], object], memory: Sequence[Buffer], ticket: object) -> None:
+        """See `LateCall`. `releases`: how many there had been when the call began."""
 
         def run() -> None:
             try:
@@ -63,7 +68,6 @@ class LateWork:
                     self._changed.notify_all()
 
         with self._changed:
-            releases = self._releases
             self._started += 1
             thread = threading.Thread(target=run, name=f"kvstore-late-{self._started}", daemon=True)
             self._threads.add(thread)
@@ -88,7 +92,7 @@ class LateWork:
             return [ticket not in self._open for ticket in tickets]
 
     def release(self) -> None:
-        """End every wait that goes on now."""
+        """End every wait of calls that began before."""
         with self._changed:
             self._releases += 1
             self._changed.notify_all()
@@ -103,9 +107,24 @@ class LateWork:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _wait(self, seconds: float | None, releases: int | None = None) -> None:
-        seen = self._releases if releases is None else releases
-        self._changed.wait_for(lambda: self._stopped or self._releases != seen, seconds)
+    def _wait(self, seconds: float | None, releases: int) -> None:
+        self._changed.wait_for(lambda: self._stopped or self._releases != releases, seconds)
+
+
+class LateCall:
+    """What one call of a faulty backend does out of turn."""
+
+    def __init__(self, work: LateWork, releases: int) -> None:
+        self._work = work
+        self._releases = releases
+
+    def wait(self, seconds: float | None) -> None:
+        """Return after `seconds`, or on a `release` since the call began, or on `stop`. None: only on the latter two."""
+        self._work.wait(seconds, self._releases)
+
+    def later(self, seconds: float | None, work: Callable[[], object], memory: Sequence[Buffer], ticket: object = None) -> None:
+        """Do `work`, which touches `memory`, in a thread, after a wait like that of `wait`. A `ticket` is open until then."""
+        self._work.later(seconds, self._releases, work, memory, ticket)
 
 
 def _is_gone(buffer: Buffer) -> bool:

@@ -125,6 +125,17 @@ def test_a_hang_after_a_release_hangs_again_until_heal(faulty: Open, bench: Any)
     assert bench.fetch(backend, "a")[0].status is GetStatus.FOUND
 
 
+def test_what_a_call_does_after_heal_by_rules_it_had_before_is_over_at_once(faulty: Open, bench: Any) -> None:
+    backend = faulty(Fault("get", Hang()), Fault("get", Hang()), Fault("get", InDoubt()))
+    call = InThread(lambda: bench.fetch(backend, "a"))
+    assert backend.wait_hanging()
+    backend.heal()
+    result = call.result()[0]
+    assert result.status is GetStatus.IN_DOUBT
+    assert isinstance(backend, SupportsSettle)
+    assert backend.settle([result.ticket], Deadline.after(SOON)) == [True]
+
+
 def test_a_hang_of_some_seconds_is_a_slow_store(faulty: Open, bench: Any) -> None:
     backend = faulty(Fault("*", Hang(0.03)))
     start = time.monotonic()
