@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,10 @@ def conformance(folder: Path, source: str, *arguments: str) -> subprocess.Popen[
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=100)
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 
@@ -60,8 +64,16 @@ def test_a_backend_that_keeps_the_process_is_left_behind(tmp_path: Path) -> None
     assert "1 pass" in out
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell has what it runs in the background ignore SIGINT, and all that is started there inherits that; a handler is not inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_ends_and_fails(tmp_path: Path, sent: signal.Signals) -> None:
+def test_a_run_that_is_interrupted_ends_and_fails(tmp_path: Path, sent: signal.Signals, interruptible: None) -> None:
     slow = GOOD + "import time\nput = MemoryBackend.put\nMemoryBackend.put = lambda *given: (time.sleep(0.5), put(*given))[1]\n"
     (tmp_path / "acme_store.py").write_text(slow)
     process = conformance(tmp_path, slow)
