@@ -124,9 +124,9 @@ class S3Backend:
 
         async def step(call: Call[Usage | BackendError]) -> Usage:
             records = used_bytes = 0
-            last, more = "", True
+            after, more = "", True
             while more:
-                found, last, more = await self._page("", last, _PAGE, call.deadline)
+                found, after, more = await self._page("", after, _PAGE, call.deadline)
                 records += len(found)
                 used_bytes += sum(entry.size_bytes for entry in found)
             return Usage(records, used_bytes)
@@ -222,14 +222,16 @@ class S3Backend:
     def _read_only_error(self, doing: str) -> ReadOnlyError:
         return ReadOnlyError(f"s3 {doing}: {self._shown} was opened with read_only")
 
-    async def _page(self, prefix: str, last: str, limit: int, deadline: Deadline) -> tuple[list[ListEntry], str, bool]:
-        """Records after the name `last`, from one request; the last name seen, of a record or not; and whether there are more."""
-        key = self._requests.key
-        after = key(last) if last else ""
-        found, more = await self._requests.repeat(lambda: self._client.list_page(key(prefix), after, limit), deadline)
-        names = [self._requests.name(info.key) for info in found]
-        entries = [ListEntry(name, info.size_bytes) for name, info in zip(names, found, strict=True) if is_valid_name(name, MAX_NAME_BYTES)]
-        return entries, names[-1] if names else last, more and bool(names)
+    async def _page(self, prefix: str, after: str, limit: int, deadline: Deadline) -> tuple[Sequence[ListEntry], str, bool]:
+        """Records whose keys come after the key `after`, from one request; the last key seen, of any object; whether there are more."""
+        start = self._requests.key(prefix)
+        found, more = await self._requests.repeat(lambda: self._client.list_page(start, after, limit), deadline)
+        entries = []
+        for info in found:
+            name = self._requests.name(info.key)
+            if is_valid_name(name, MAX_NAME_BYTES):
+                entries.append(ListEntry(name, info.size_bytes))
+        return entries, found[-1].key if found else after, more and bool(found)
 
     def list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
         """In the order of the names. Objects whose keys are no names of records are left out."""
@@ -238,11 +240,11 @@ class S3Backend:
 
         async def step(call: Call[ListPage | BackendError]) -> ListPage:
             entries: list[ListEntry] = []
-            last, more = cursor or "", True
+            after, more = self._requests.key(cursor) if cursor else "", True
             while more and len(entries) < limit:
-                found, last, more = await self._page(prefix, last, min(limit - len(entries), _PAGE), call.deadline)
+                found, after, more = await self._page(prefix, after, min(limit - len(entries), _PAGE), call.deadline)
                 entries += found
-            return ListPage(entries, last if more else None)
+            return ListPage(entries, self._requests.name(after) if more else None)
 
         return self._answer("list", step, deadline)
 

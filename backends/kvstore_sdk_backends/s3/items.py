@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvstore_sdk.backend import (
     BackendError,
+    Buffer,
     ClosedError,
     DeleteStatus,
     Failure,
@@ -30,11 +31,15 @@ __all__ = ["DeleteItem", "GetItem", "PutItem", "SizeItem", "StepItem"]
 
 T = TypeVar("T")
 
-_NOTHING = memoryview(b"")
 _STORED = PutResult(PutStatus.STORED)
 _EXISTS = PutResult(PutStatus.EXISTS)
 _FOUND = GetResult(GetStatus.FOUND)
 _MISSING = GetResult(GetStatus.MISSING)
+
+
+def _memory(parts: Sequence[Buffer]) -> ItemMemory:
+    """Of the one buffer, or none, that an item has."""
+    return ItemMemory(parts[0].view if parts else memoryview(b""))
 
 
 def _ended(doing: str, closed: bool) -> BackendError:
@@ -77,7 +82,7 @@ class GetItem(Item[GetResult]):
         self._requests = requests
         self._name = get.name
         self._key = requests.key(get.name)
-        self.memory = ItemMemory(get.into[0].view if get.into else _NOTHING)
+        self.memory = _memory(get.into)
 
     @property
     def doing(self) -> str:
@@ -110,7 +115,7 @@ class PutItem(Item[PutResult]):
         self._name = put.name
         self._key = requests.key(put.name)
         self._create = put.mode is Mode.CREATE
-        self.memory = ItemMemory(put.parts[0].view if put.parts else _NOTHING)
+        self.memory = _memory(put.parts)
 
     @property
     def doing(self) -> str:

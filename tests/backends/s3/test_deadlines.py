@@ -1,0 +1,228 @@
+"""Calls end by their deadline, whatever the store and the loop do, and then leave their buffers alone."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scripted_client import Calling, Lost, ScriptedClient, refused, store_over
+
+from kvstore_sdk.backend import (
+    Deadline,
+    Get,
+    GetStatus,
+    Mode,
+    PutStatus,
+    Region,
+    TimedOutError,
+)
+from kvstore_sdk_backends.s3.backend import S3Backend
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def client() -> ScriptedClient:
+    return ScriptedClient()
+
+
+@pytest.fixture
+def store(client: ScriptedClient) -> Iterator[S3Backend]:
+    with store_over(client, concurrency=4) as backend:
+        yield backend
+
+
+def late_calls(store: S3Backend, desk: Any, limit_s: float) -> tuple[list[Any], float]:
+    """The answers of each kind of call, and how long after its deadline the latest of them returned."""
+    calls: list[Callable[[Deadline], Any]] = [
+        lambda deadline: store.exists(["a"], deadline)[0],
+        lambda deadline: store.get([desk.get_item("a", 4)], deadline)[0],
+        lambda deadline: store.put([desk.put_item("b", b"x")], deadline)[0],
+        lambda deadline: store.delete(["a"], deadline)[0],
+    ]
+    answers, late_s = [], 0.0
+    for call in calls:
+        deadline = Deadline.after(limit_s)
+        answers.append(call(deadline))
+        late_s = max(late_s, time.monotonic() - deadline.at_s)
+    return answers, late_s
+
+
+def check_timed_out(answers: list[Any], put: PutStatus) -> None:
+    exists, got, stored, deleted = answers
+    assert isinstance(exists.error, TimedOutError)
+    assert isinstance(deleted.error, TimedOutError)
+    assert (got.status, stored.status) == (GetStatus.TIMED_OUT, put)
+
+
+def test_calls_return_by_their_deadline_when_the_store_never_answers(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.hang = {"head", "get", "put", "delete"}
+    answers, late_s = late_calls(store, desk, 0.1)
+    assert late_s < 0.25
+    check_timed_out(answers, PutStatus.UNKNOWN)
+
+
+def test_calls_return_by_their_deadline_when_the_loop_stands_still(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.stall = threading.Event()
+    stalled = Calling(lambda: store.exists(["a"], Deadline.after(5.0)))
+    assert client.began.wait(10)
+    answers, late_s = late_calls(store, desk, 0.1)
+    assert late_s < 0.25
+    # No request of theirs went out, so nothing is in doubt.
+    check_timed_out(answers, PutStatus.TIMED_OUT)
+    client.stall.set()
+    stalled.answer()
+    # And none goes out afterwards.
+    client.stall = None
+    assert store.exists(["b"], Deadline.after(10)) == [False]
+    assert client.count("put") == 0
+    assert client.objects == {}
+
+
+def test_a_deadline_that_has_passed_asks_nothing(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    answers, _ = late_calls(store, desk, -1.0)
+    check_timed_out(answers, PutStatus.TIMED_OUT)
+    assert client.requests == []
+
+
+def test_a_put_that_waits_for_its_turn_at_the_deadline_never_happened(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.hang = {"put"}
+    puts = [desk.put_item(f"{number}", b"x") for number in range(10)]
+    results = store.put(puts, Deadline.after(0.2))
+    assert [result.status for result in results] == [PutStatus.UNKNOWN] * 4 + [PutStatus.TIMED_OUT] * 6
+    client.hang = set()
+    assert store.exists(["0"], Deadline.after(10)) == [False]
+    assert client.count("put") == 4
+
+
+def test_a_put_between_two_attempts_at_the_deadline_is_known_unless_an_answer_was_lost(desk: Any) -> None:
+    client = ScriptedClient()
+    client.fail("put", Lost(), key="kv/lost")
+    client.fail("put", refused(), key="kv/refused")
+    with store_over(client, retries=1) as store:
+        store._requests._draw = lambda: 1e6
+        for name in ("lost", "refused"):
+            [result] = store.put([desk.put_item(name, b"x", Mode.REPLACE)], Deadline.after(0.2))
+            # The gap does not fit, which is told at once.
+            assert result.status is (PutStatus.UNKNOWN if name == "lost" else PutStatus.FAILED)
+            assert result.error is not None
+
+
+def test_items_that_are_done_at_the_deadline_keep_their_answers(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.objects["kv/a"] = b"aaaa"
+    client.hang = {"put"}
+    client.fail("get", *[refused(retry_after_s=0.2)] * 5, key="kv/slow")
+    gets = [desk.get_item("a", 4), desk.get_item("slow", 4), desk.get_item("none", 4)]
+    results = store.get(gets, Deadline.after(0.5))
+    assert (results[0].status, results[2].status) == (GetStatus.FOUND, GetStatus.MISSING)
+    assert results[1].status in (GetStatus.FAILED, GetStatus.TIMED_OUT)
+    assert bytes(gets[0].into[0].view) == b"aaaa"
+
+
+def test_what_is_asked_no_more_is_cancelled(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.hang = {"get"}
+    store.get([desk.get_item(f"{number}", 4) for number in range(10)], Deadline.after(0.1))
+    client.hang = set()
+    # All turns are free again.
+    assert store.exists(["a"] * 1, Deadline.after(10)) == [False]
+    assert (client.running, client.cancelled) == (0, 4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_call_returned_nothing_touches_its_buffers(seed: int) -> None:
+    rng = random.Random(seed)
+    client = ScriptedClient()
+    client.objects = {f"kv/{number}": bytes([0xAA]) * SIZE for number in range(8)}
+    pause_s = rng.random() * 0.0005
+    client.before_copy = lambda: time.sleep(pause_s)
+    region = Region(8 * SIZE)
+    with store_over(client, concurrency=8) as store:
+        gets = [Get(f"{number}", (region.buffer(number * SIZE, SIZE),)) for number in range(8)]
+        results = store.get(gets, Deadline.after(rng.random() * 0.02))
+        mine = rng.randbytes(16) * (8 * SIZE // 16)
+        found = [index for index, result in enumerate(results) if result.status is GetStatus.FOUND]
+        for index in found:
+            assert region.view[index * SIZE : (index + 1) * SIZE] == client.objects[f"kv/{index}"]
+        region.view[:] = mine
+        # The loop comes to what was cancelled, and beyond.
+        assert store.exists(["0"], Deadline.after(10)) == [True]
+        assert region.view == mine
+    assert region.view == mine
+    region.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_put_that_was_given_up_stores_the_record_or_nothing(seed: int, desk: Any) -> None:
+    rng = random.Random(seed)
+    client = ScriptedClient()
+    pause_s = rng.random() * 0.001
+    client.before_copy = lambda: time.sleep(pause_s)
+    with store_over(client, concurrency=8) as store:
+        puts = [desk.put_item(f"{number}", bytes([number]) * SIZE) for number in range(8)]
+        results = store.put(puts, Deadline.after(rng.random() * 0.03))
+        for put in puts:
+            put.parts[0].view[:] = b"\xff" * SIZE
+        assert store.exists(["x"], Deadline.after(10)) == [False]
+    for number, result in enumerate(results):
+        stored = client.objects.get(f"kv/{number}")
+        assert stored in (None, bytes([number]) * SIZE)
+        if result.status is PutStatus.STORED:
+            assert stored is not None
+        elif result.status is PutStatus.TIMED_OUT:
+            assert stored is None
+
+
+def test_a_wait_that_is_broken_off_gives_the_memory_back(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    client.hang = {"get"}
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            store.get([desk.get_item("a", 4)], Deadline.after(30))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    client.hang = set()
+    assert store.exists(["a"], Deadline.after(10)) == [False]
+    assert client.running == 0
+    assert store._calls == set()
+
+
+# All at once
+
+
+def test_all_gets_of_a_call_are_under_way_at_once(desk: Any) -> None:
+    client = ScriptedClient()
+    client.objects = {f"kv/{number}": b"x" for number in range(64)}
+    client.delay_s = 0.05
+    with store_over(client, concurrency=64) as store:
+        results = store.get([desk.get_item(f"{number}", 1) for number in range(64)], Deadline.after(30))
+    assert {result.status for result in results} == {GetStatus.FOUND}
+    assert client.peak == 64
+
+
+def test_existence_is_asked_in_as_many_rounds_as_the_limit_needs(desk: Any) -> None:
+    client = ScriptedClient()
+    client.delay_s = 0.25
+    with store_over(client, concurrency=64) as store:
+        begun_s = time.monotonic()
+        assert store.exists([f"{number}" for number in range(256)], Deadline.after(30)) == [False] * 256
+        took_s = time.monotonic() - begun_s
+    assert client.peak == 64
+    # Four rounds of 0.25 s, and a machine that is busy.
+    assert 1.0 <= took_s < 4.0
+
+
+def test_calls_of_all_threads_share_the_limit(client: ScriptedClient, store: S3Backend) -> None:
+    client.delay_s = 0.02
+    calls = [Calling(lambda: store.exists(["a", "b", "c"], Deadline.after(30))) for _ in range(8)]
+    assert [call.answer() for call in calls] == [[False] * 3] * 8
+    assert client.peak == 4
