@@ -25,7 +25,7 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 @dataclass(frozen=True, slots=True)
 class FileSystemKind:
-    """One file system of fsspec: how it is made, closed, and what it can do.
+    """One file system of fsspec, and how it is made and closed.
 
     Attributes:
         scheme: Of its URLs.
@@ -33,14 +33,12 @@ class FileSystemKind:
         make: Makes one; called on the backend's event loop with the keyword arguments that every `AsyncFileSystem` takes, and
             `storage_options`.
         end: Closes its connections.
-        conditional: Whether `_pipe_file(mode="create")` is atomic. Not every file system looks at the mode.
     """
 
     scheme: str
     package: str
     make: Callable[..., Any]
     end: Callable[[Any], Awaitable[None]]
-    conditional: bool
 
 
 class _Session:
@@ -65,7 +63,7 @@ class FsspecClient:
     def __init__(
         self, kind: FileSystemKind, bucket: str, storage_options: dict[str, Any], *, concurrency: int, request_timeout_s: float
     ) -> None:
-        self.conditional = kind.conditional
+        self.conditional = False
         self._kind = kind
         self._bucket = bucket
         self._options = storage_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 
-from kvstore_sdk.backend import BackendError, DeniedError, InvalidError, ThrottledError, TimedOutError, UnavailableError
+from kvstore_sdk.backend import DeniedError, InvalidError, ThrottledError, TimedOutError, UnavailableError
 from kvstore_sdk_backends.s3.client import AttemptError
 
 __all__ = ["attempt_error", "status_of"]
@@ -23,26 +23,26 @@ def attempt_error(doing: str, cause: Exception) -> AttemptError:
 
     Whatever is not surely refused may have happened: the libraries repeat requests on their own, and show the last answer alone.
     """
-    status = status_of(cause)
+    status = status_of(cause) or 0
     what = f"{doing}: {_named(cause, status)}"
     if isinstance(cause, PermissionError) or status in (401, 403) or type(cause).__name__ in _REFUSED:
+        # Of these only what speaks of who is asking, not of what they may do, can be mended by other credentials.
+        stale = status == 401 or type(cause).__name__ in _REFUSED
         problem = DeniedError(f"{what}; check the credentials in storage_options, and what they allow")
-        return AttemptError(problem, stale_credentials=status != 403 and not isinstance(cause, PermissionError))
+        return AttemptError(problem, stale_credentials=stale, status=status, code="credentials" if stale else "")
     if status in (429, 503):
         wish_s = _retry_after_s(cause)
-        return AttemptError(ThrottledError(what, wish_s), retryable=True, may_have_happened=True, retry_after_s=wish_s)
+        throttled = ThrottledError(what, wish_s)
+        return AttemptError(throttled, retryable=True, may_have_happened=True, retry_after_s=wish_s, status=status)
     if isinstance(cause, TimeoutError) or status == 408:
-        return AttemptError(TimedOutError(what), retryable=True, may_have_happened=True)
-    error: BackendError
+        return AttemptError(TimedOutError(what), retryable=True, may_have_happened=True, status=status, code="timeout")
     if isinstance(cause, FileNotFoundError) or status == 404:
-        error = UnavailableError(f"{what}; is the bucket or container there?")
-        return AttemptError(error)
-    if status is not None and 400 <= status < 500:
-        return AttemptError(InvalidError(what))
-    if status is None and isinstance(cause, _MISUSE):
-        # The file system could not use what it was given. What it did before that is not known.
-        return AttemptError(UnavailableError(what), may_have_happened=True)
-    return AttemptError(UnavailableError(what), retryable=True, may_have_happened=True)
+        return AttemptError(UnavailableError(f"{what}; is the bucket or container there?"), status=404)
+    if 400 <= status < 500:
+        return AttemptError(InvalidError(what), status=status)
+    # One of its own kind of errors means that the file system could not use what it was given. What it did before is not known.
+    retryable = bool(status) or not isinstance(cause, _MISUSE)
+    return AttemptError(UnavailableError(what), retryable=retryable, may_have_happened=True, status=status, code="" if status else "closed")
 
 
 def status_of(cause: BaseException) -> int | None:
@@ -70,9 +70,9 @@ def _chain(cause: BaseException | None) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _named(cause: Exception, status: int | None) -> str:
+def _named(cause: Exception, status: int) -> str:
     kind = type(cause).__name__
-    if status is not None:
+    if status:
         return f"HTTP {status} ({kind})"
     if isinstance(cause, OSError) and cause.errno is not None:
         return f"{errno.errorcode.get(cause.errno, cause.errno)} ({kind})"
