@@ -1,0 +1,61 @@
+"""What the libraries below log at level DEBUG, without the secrets in it."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+__all__ = ["Redaction", "redact_logs"]
+
+_LOGGERS = (
+    "aiobotocore.awsrequest",
+    "aiobotocore.endpoint",
+    "aiobotocore.httpsession",
+    "aiobotocore.parsers",
+    "botocore.auth",
+    "botocore.awsrequest",
+    "botocore.client",
+    "botocore.credentials",
+    "botocore.endpoint",
+    "botocore.hooks",
+    "botocore.httpsession",
+    "botocore.parsers",
+    "botocore.utils",
+    "s3fs",
+)
+_NAMES = (
+    r"x-amz-security-token|x-amz-s3session-token|x-aws-ec2-metadata-token|authorization|"
+    r"aws_session_token|(?:aws_)?secret_?access_?key|session_?token"
+)
+_SECRETS = (
+    # A header or a field: `name: value`, `'name': 'value'`, `"name": b"value"`, also with its quotes escaped.
+    re.compile(rf"""(?P<name>\b(?:{_NAMES})\\?['"]?\s*[:=]\s*(?:b?\\?['"])?)(?P<value>[^'"\\\n\r]+)""", re.IGNORECASE),
+    # An element of XML.
+    re.compile(r"(?P<name><(?:SecretAccessKey|SessionToken|Token[-\d]*)>)(?P<value>[^<]+)", re.IGNORECASE),
+    re.compile(r"(?P<name>\bSignature[:=]\s*)(?P<value>[0-9a-f]{16,})", re.IGNORECASE),
+)
+
+
+class Redaction(logging.Filter):
+    """Replaces values of the headers and fields that hold credentials. Costs nothing while a logger is silent."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001  # the handler will say what is wrong with it
+            return True
+        redacted = text
+        for pattern in _SECRETS:
+            redacted = pattern.sub(r"\g<name>***", redacted)
+        if redacted != text:
+            record.msg, record.args = redacted, None
+        return True
+
+
+_redaction = Redaction()
+
+
+def redact_logs() -> None:
+    """Add one filter to each logger that shows requests or answers: botocore writes session tokens and signatures there. Idempotent."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_redaction)
