@@ -11,7 +11,14 @@ from kvstore_sdk_backends.s3.client import AttemptError
 __all__ = ["attempt_error", "status_of"]
 
 _REFUSED = frozenset(
-    {"ClientAuthenticationError", "CredentialUnavailableError", "DefaultCredentialsError", "NoCredentialsError", "RefreshError"}
+    {
+        "AzureSigningError",
+        "ClientAuthenticationError",
+        "CredentialUnavailableError",
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "RefreshError",
+    }
 )
 """By name: the packages of azure, google and botocore need not be installed."""
 _MISUSE = (AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
