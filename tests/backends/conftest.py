@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 
 from kvstore_sdk.backend import Buffer, Deadline, Get, GetResult, Mode, Put, PutResult, Region
 from kvstore_sdk_backends.fs import FsBackend, open_fs
+
+sys.path.insert(0, str(Path(__file__).parent / "s3"))
+
+from s3_server import S3Server
 
 LIMIT_S = 30.0
 
@@ -98,3 +103,10 @@ def left_behind(folder: Path) -> Callable[[], list[str]]:
         return sorted(name for _, _, files in os.walk(folder / ".kvstore/tmp") for name in files if not name.endswith(".lock"))
 
     return found
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.stop()

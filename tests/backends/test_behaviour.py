@@ -1,7 +1,8 @@
-"""What the protocol promises, of every backend that needs no server."""
+"""What the protocol promises, of every backend."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 from kvstore_sdk.backend import (
     ClosedError,
@@ -26,9 +28,13 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
+from kvstore_sdk_backends.s3 import open_s3
 
 NAME = "v1/" + "0" * 32 + "/ab/" + "ab" * 32 + "-g0"
 SOON = 30.0
+
+SERVED = ["s3fs", "nixl"]
+"""Engines of the backend for object stores."""
 
 _locations = itertools.count()
 
@@ -37,14 +43,26 @@ def later() -> Deadline:
     return Deadline.after(SOON)
 
 
-@pytest.fixture(params=["memory", "fs"])
+@pytest.fixture(params=["memory", "fs", *SERVED])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Opens one and the same store, again and again."""
     opened = []
+    kind: str = request.param
     location = f"test-{next(_locations)}"
+    if kind in SERVED:
+        if importlib.util.find_spec(kind) is None:
+            pytest.skip(f"{kind} is not installed")
+        server: S3Server = request.getfixturevalue("s3_server")
+        location = f"{server.make_bucket(f'behaviour-{location}')}/kv"
 
     def open_it(**options: Any) -> Any:
-        made = open_fs(str(tmp_path / "kv"), **options) if request.param == "fs" else open_memory(location, **options)
+        if kind == "memory":
+            made: Any = open_memory(location, **options)
+        elif kind == "fs":
+            made = open_fs(str(tmp_path / "kv"), **options)
+        else:
+            keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+            made = open_s3(location, engine=kind, endpoint=server.endpoint, region=REGION, **keys, **options)
         opened.append(made)
         return made
 
@@ -56,6 +74,17 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 @pytest.fixture
 def backend(reopen: Callable[..., Any]) -> Any:
     return reopen()
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How often a race is run: what takes memory microseconds takes a server milliseconds."""
+    return 60 if request.node.callspec.params["reopen"] in SERVED else 1000
+
+
+def answers_of_create(backend: Any) -> tuple[PutStatus, ...]:
+    """What CREATE may answer where a record is. NIXL knows no condition, and replaces."""
+    return (PutStatus.EXISTS, PutStatus.STORED) if type(backend).__name__ == "NixlS3Backend" else (PutStatus.EXISTS,)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 4095, 4096, 4097, 8192, 131072, (1 << 20) + 3])
@@ -70,9 +99,12 @@ def test_get_returns_exactly_the_bytes_that_put_stored(backend: Any, desk: Any, 
 def test_parts_of_any_size_and_place_make_one_record(backend: Any, desk: Any, shift: int) -> None:
     """A backend that declares no alignment must take what it is given."""
     record = os.urandom(20000)
-    assert desk.put(backend, NAME, record, cuts=(1, 4097, 4097, 12289), shift=shift).status is PutStatus.STORED
+    several = backend.capabilities.max_parts > 4
+    cuts = (1, 4097, 4097, 12289) if several else ()
+    assert desk.put(backend, NAME, record, cuts=cuts, shift=shift).status is PutStatus.STORED
     assert desk.get(backend, NAME, 20000) == (GetResult(GetStatus.FOUND), record)
-    assert desk.get(backend, NAME, 8192, 0, 11807, 1, shift=shift) == (GetResult(GetStatus.FOUND), record)
+    sizes = (8192, 0, 11807, 1) if several else (20000,)
+    assert desk.get(backend, NAME, *sizes, shift=shift) == (GetResult(GetStatus.FOUND), record)
 
 
 def test_the_declared_number_of_parts_is_taken(backend: Any, desk: Any) -> None:
@@ -113,8 +145,9 @@ def test_another_size_is_told_with_both_sizes(backend: Any, desk: Any, stored: i
 
 def test_create_leaves_what_is_there_and_replace_takes_its_place(backend: Any, desk: Any) -> None:
     assert desk.put(backend, NAME, b"first").status is PutStatus.STORED
-    assert desk.put(backend, NAME, b"other").status is PutStatus.EXISTS
-    assert desk.get(backend, NAME, 5)[1] == b"first"
+    again = desk.put(backend, NAME, b"other").status
+    assert again in answers_of_create(backend)
+    assert desk.get(backend, NAME, 5)[1] == (b"first" if again is PutStatus.EXISTS else b"other")
     assert desk.put(backend, NAME, b"longer one", Mode.REPLACE).status is PutStatus.STORED
     assert desk.get(backend, NAME, 10)[1] == b"longer one"
     assert desk.put(backend, "new", b"x", Mode.REPLACE).status is PutStatus.STORED
@@ -169,7 +202,7 @@ def test_a_record_above_the_limit_is_refused_with_both_numbers(reopen: Callable[
     backend = reopen(max_record_bytes=5000)
     assert backend.capabilities.max_record_bytes == 5000
     assert desk.put(backend, "fits", bytes(5000)).status is PutStatus.STORED
-    result = desk.put(backend, "large", bytes(3000) + bytes(2001), cuts=(3000,))
+    result = desk.put(backend, "large", bytes(5001), cuts=(3000,)[: backend.capabilities.max_parts - 1])
     assert result.status is PutStatus.FAILED
     assert isinstance(result.error, InvalidError)
     assert "5001" in str(result.error)
@@ -186,7 +219,7 @@ def test_a_second_view_sees_the_same_records(reopen: Callable[..., Any], desk: A
     second = reopen()
     assert second.exists([f"k{number}" for number in range(100)], later()) == [True] * 100
     assert desk.get(second, "k42", 2)[1] == b"42"
-    assert desk.put(second, "k42", b"42").status is PutStatus.EXISTS
+    assert desk.put(second, "k42", b"42").status in answers_of_create(second)
 
 
 def listing(backend: Any, prefix: str = "", limit: int = 1000) -> list[tuple[str, int]]:
@@ -303,7 +336,7 @@ def test_sixty_four_racing_creates_of_one_record_leave_one_whole_record(backend:
     assert desk.get(backend, NAME, 16384) == (GetResult(GetStatus.FOUND), record)
 
 
-def test_a_reader_sees_one_payload_or_the_other_while_they_replace_each_other(backend: Any, desk: Any) -> None:
+def test_a_reader_sees_one_payload_or_the_other_while_they_replace_each_other(backend: Any, desk: Any, rounds: int) -> None:
     """ATM-05"""
     payloads = [bytes([value]) * 12288 for value in (1, 2)]
     items = [desk.put_item("k", payload, Mode.REPLACE) for payload in payloads]
@@ -322,7 +355,7 @@ def test_a_reader_sees_one_payload_or_the_other_while_they_replace_each_other(ba
     item = desk.get_item("k", 12288)
     until_s = time.monotonic() + SOON
     try:
-        while (len(seen) < 1000 or len(set(seen)) < 2) and time.monotonic() < until_s:
+        while (len(seen) < rounds or len(set(seen)) < 2) and time.monotonic() < until_s:
             item.into[0].view[:] = b"\xee" * 12288
             assert backend.get([item], later()) == [GetResult(GetStatus.FOUND)]
             assert bytes(item.into[0].view) in payloads
@@ -333,14 +366,14 @@ def test_a_reader_sees_one_payload_or_the_other_while_they_replace_each_other(ba
     assert set(seen) == {1, 2}
 
 
-def test_a_reader_that_meets_a_delete_finds_the_whole_record_or_none(backend: Any, desk: Any) -> None:
+def test_a_reader_that_meets_a_delete_finds_the_whole_record_or_none(backend: Any, desk: Any, rounds: int) -> None:
     """RACE-01"""
     record = os.urandom(65536)
     item = desk.put_item("k", record)
     done = threading.Event()
 
     def churn() -> None:
-        for _ in range(300):
+        for _ in range(rounds // 3):
             backend.put([item], later())
             backend.delete(["k"], later())
         done.set()

@@ -1,32 +1,19 @@
-"""One server for all tests, a proxy that fails and a bucket of its own for each, and stores behind them with every engine."""
+"""A proxy that fails and a bucket of its own for each test, and stores behind them with every engine."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-# For the modules that tests share, those of other folders too.
-sys.path.insert(0, str(Path(__file__).parent))
-
 from fault_proxy import FaultProxy
 from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 _buckets = itertools.count()
 
 ENGINES = ["s3fs", "nixl"]
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    server = S3Server()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
