@@ -129,7 +129,11 @@ class EventLoop:
             self._loop.stop()
 
     def _part_from_parent(self) -> None:
-        """In a forked child: an epoll set is shared with the parent, whose sockets would vanish from it with what is collected here."""
+        """In a forked child: an epoll set is shared with the parent, whose sockets would vanish from it with what is collected here.
+
+        That nobody closed them here is as it should be, and is not logged.
+        """
+        self._loop.set_exception_handler(lambda *_: None)
         with suppress(OSError, ValueError), select.epoll() as own:
             os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
 

@@ -257,6 +257,14 @@ def test_what_a_child_throws_away_stays_with_its_parent() -> None:
     far.close()
 
 
+def test_a_child_does_not_log_what_its_parent_has_open(store: S3Backend, caplog: pytest.LogCaptureFixture) -> None:
+    def child() -> None:
+        store._loop._loop.call_exception_handler({"message": "Unclosed client session"})
+        assert caplog.records == []
+
+    in_child(child)
+
+
 # What opening needs
 
 
