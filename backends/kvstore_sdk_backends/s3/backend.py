@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ MAX_NAME_BYTES = 255
 CLOSE_WAIT_S = 4.0
 """Less than the 5 s that `close` has."""
 
+_IN_NO_NAME = re.compile(r"[^A-Za-z0-9._/-]")
 _PAGE = 1000
 """Most keys that S3 lists in one answer."""
 
@@ -237,13 +239,17 @@ class S3Backend:
         """In the order of the names. Objects whose keys are no names of records are left out."""
         if limit < 1:
             raise InvalidError(f"s3 list {self._shown}: limit {limit} must be positive")
+        last = cursor or ""
+        # Stores refuse what XML cannot hold, so they are asked for what a name may begin with, and the rest is sorted out here.
+        start = _IN_NO_NAME.split(last, maxsplit=1)[0]
+        may_match = not _IN_NO_NAME.search(prefix)
 
         async def step(call: Call[ListPage | BackendError]) -> ListPage:
             entries: list[ListEntry] = []
-            after, more = self._requests.key(cursor) if cursor else "", True
+            after, more = self._requests.key(start) if start else "", may_match
             while more and len(entries) < limit:
                 found, after, more = await self._page(prefix, after, min(limit - len(entries), _PAGE), call.deadline)
-                entries += found
+                entries += [entry for entry in found if entry.name > last]
             return ListPage(entries, self._requests.name(after) if more else None)
 
         return self._answer("list", step, deadline)

@@ -41,6 +41,7 @@ class ScriptedClient:
     Attributes:
         objects: By key.
         requests: Verb and key of each attempt, in the order in which they began.
+        starts: Where each listing began.
         peak: Most attempts that ran at one time.
         delay_s: What each attempt takes.
         hang: Verbs that never answer.
@@ -59,6 +60,7 @@ class ScriptedClient:
         self.before_copy: Callable[[], object] | None = None
         self.began = threading.Event()
         self.closed = False
+        self.starts: list[str] = []
         self.close_hangs = False
         self._scripts: dict[tuple[str, str], deque[BaseException]] = {}
 
@@ -113,6 +115,7 @@ class ScriptedClient:
             keys = sorted(key for key in self.objects if key.startswith(prefix) and key > start_after)
             return [ObjectInfo(key, len(self.objects[key]), 0.0) for key in keys[:limit]], len(keys) > limit
 
+        self.starts.append(start_after)
         return await self._attempt("list", prefix, page)
 
     async def refresh_credentials(self) -> None:
