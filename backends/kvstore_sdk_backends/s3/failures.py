@@ -178,9 +178,13 @@ def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[s
         return failed(UnavailableError(f"{doing}: the answer cannot be understood; does the endpoint speak S3?"), "body")
     if among(TimeoutError, ReadTimeoutError):
         return failed(UnavailableError(f"{doing}: no answer in time"), "timeout")
+    if among(aiohttp.ClientPayloadError) and "redirect" in text:
+        # aiohttp would follow one, and cannot send this body twice.
+        error = DeniedError(f"{doing}: the store wants this sent elsewhere; set region or endpoint")
+        return failed(error, "PermanentRedirect", sent=False, retryable=False)
     if among(aiohttp.ClientPayloadError, ResponseStreamingError):
         return failed(UnavailableError(f"{doing}: the body was cut short ({text})"), "body")
-    if among(HTTPClientError, aiohttp.ClientError, OSError):
+    if among(HTTPClientError, aiohttp.ClientError, ConnectionError):
         return failed(UnavailableError(f"{doing}: the connection was lost ({text})"), "closed")
     return failed(BackendError(f"{doing}: {text}"), type(cause).__name__, retryable=False)
 
@@ -203,8 +207,12 @@ def _chain(cause: BaseException) -> Iterator[BaseException]:
 def _reason(chain: list[BaseException]) -> str:
     # Below the errors of botocore, whose words repeat the whole URL.
     for error in chain:
-        if isinstance(error, OSError) and error.strerror:
+        # A connection that is being made begins with a BlockingIOError, which stays in the context of what ends it.
+        if isinstance(error, OSError) and error.strerror and not isinstance(error, BlockingIOError):
             return error.strerror
+    for error in chain:
+        if isinstance(error, aiohttp.ClientError):
+            return f"{type(error).__name__}: {error}"
     return f"{type(chain[0]).__name__}: {chain[0]}"
 
 

@@ -165,14 +165,14 @@ class S3fsClient:
                 body.close()
 
     async def put(self, key: str, memory: ItemMemory, create: bool) -> bool:
-        extras = dict(self._put_extras)
+        extras: dict[str, Any] = dict(self._put_extras)
         conditional = create and self.conditional
         if conditional:
             extras["IfNoneMatch"] = "*"
         async with self._attempt("PUT", key, writes=True) as session:
             if self.checksums == "when_supported":
                 # As a header. botocore would send it after the body, which then has no length.
-                extras["ChecksumCRC32"] = await _crc32(memory)
+                extras |= {"ChecksumAlgorithm": "CRC32", "ChecksumCRC32": await _crc32(memory)}
             body = _Body(memory) if memory.size_bytes else b""
             try:
                 await session.client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras)
@@ -301,7 +301,7 @@ class S3fsClient:
                 "max_pool_connections": settings.concurrency,
                 "parameter_validation": False,
                 "user_agent": f"kvstore-sdk aiobotocore/{aiobotocore.__version__}",
-                # One attempt. Without an answer of its own to this event botocore would follow a redirect, too.
+                # One attempt.
                 "retries": {"mode": "standard", "total_max_attempts": 1},
                 # Checksums are ours, see `put`. A signature over the body would be one more pass over it, and protects nothing on the
                 # way back: that is what TLS is for.
@@ -327,7 +327,7 @@ class S3fsClient:
             raise ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration") from None
         except ValueError as cause:
             raise ConfigError(WHERE, "endpoint", f"{cause}; write http://host:port or https://host") from None
-        session.client.meta.events.register_first("needs-retry.s3", _no_repetition)
+        session.client.meta.events.register("before-call.s3", _no_redirection)
         session.client.meta.events.register("request-created.s3.PutObject", _no_expectation)
         return session
 
@@ -371,8 +371,9 @@ def _timestamp(value: Any) -> datetime:
     return found
 
 
-def _no_repetition(**_: Any) -> bool:
-    return False
+def _no_redirection(context: dict[str, Any], **_: Any) -> None:
+    """Have botocore think that it followed one already: else it asks in which region the bucket is, again and again if nobody knows."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _no_expectation(request: Any, **_: Any) -> None:
