@@ -240,9 +240,9 @@ class S3Backend:
         if limit < 1:
             raise InvalidError(f"s3 list {self._shown}: limit {limit} must be positive")
         last = cursor or ""
-        # Stores refuse what XML cannot hold, so they are asked for what a name may begin with, and the rest is sorted out here.
-        start = _IN_NO_NAME.split(last, maxsplit=1)[0]
-        may_match = not _IN_NO_NAME.search(prefix)
+        # Stores refuse what XML or a key cannot hold, so they are asked for what a name may begin with; the rest is sorted out here.
+        start = _IN_NO_NAME.split(last, maxsplit=1)[0][:MAX_NAME_BYTES]
+        may_match = len(prefix) <= MAX_NAME_BYTES and not _IN_NO_NAME.search(prefix)
 
         async def step(call: Call[ListPage | BackendError]) -> ListPage:
             entries: list[ListEntry] = []
