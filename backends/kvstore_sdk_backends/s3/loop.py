@@ -40,10 +40,13 @@ class EventLoop:
         self._thread.start()
         _loops.add(self)
 
-    def call_soon(self, step: Callable[..., object], *args: object) -> None:
-        """Have the loop call `step(*args)`. Never blocks. After the end of the loop it does nothing."""
-        with suppress(RuntimeError):
+    def call_soon(self, step: Callable[..., object], *args: object) -> bool:
+        """Have the loop call `step(*args)`. Never blocks. After the end of the loop it does nothing, and returns False."""
+        try:
             self._loop.call_soon_threadsafe(step, *args)
+        except RuntimeError:
+            return False
+        return True
 
     def run(self, doing: str, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
         """What the coroutine returns that `make` makes on the loop, or its exception.
@@ -73,7 +76,8 @@ class EventLoop:
             if task is not None:
                 task.cancel()
 
-        self.call_soon(begin)
+        if not self.call_soon(begin):
+            raise ClosedError(f"{doing}: the backend is closed")
         try:
             return answer.result(limit_s)
         except FutureTimeoutError:
