@@ -24,6 +24,8 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_backends.s3.backend import S3Backend
 
 SIZE = 1 << 20
+LATE_S = 0.5
+"""What the contract allows. On a machine with nothing else to do it is a millisecond."""
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def check_timed_out(answers: list[Any], put: PutStatus) -> None:
 def test_calls_return_by_their_deadline_when_the_store_never_answers(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
     client.hang = {"head", "get", "put", "delete"}
     answers, late_s = late_calls(store, desk, 0.1)
-    assert late_s < 0.25
+    assert late_s < LATE_S
     check_timed_out(answers, PutStatus.UNKNOWN)
 
 
@@ -72,7 +74,7 @@ def test_calls_return_by_their_deadline_when_the_loop_stands_still(client: Scrip
     stalled = Calling(lambda: store.exists(["a"], Deadline.after(5.0)))
     assert client.began.wait(10)
     answers, late_s = late_calls(store, desk, 0.1)
-    assert late_s < 0.25
+    assert late_s < LATE_S
     # No request of theirs went out, so nothing is in doubt.
     check_timed_out(answers, PutStatus.TIMED_OUT)
     client.stall.set()
@@ -217,8 +219,8 @@ def test_existence_is_asked_in_as_many_rounds_as_the_limit_needs(desk: Any) -> N
         assert store.exists([f"{number}" for number in range(256)], Deadline.after(30)) == [False] * 256
         took_s = time.monotonic() - begun_s
     assert client.peak == 64
-    # Four rounds of 0.25 s, and a machine that is busy.
-    assert 1.0 <= took_s < 4.0
+    # Four rounds of 0.25 s, on a machine that may be busy; one after another they would take 64 s.
+    assert 1.0 <= took_s < 10.0
 
 
 def test_calls_of_all_threads_share_the_limit(client: ScriptedClient, store: S3Backend) -> None:
