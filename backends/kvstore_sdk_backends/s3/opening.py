@@ -224,14 +224,17 @@ def _tags(text: str | None) -> str | None:
     if text is None:
         return None
     try:
+        if not text:
+            raise ValueError
         found = parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=_MAX_TAGS)
     except ValueError:
         raise ConfigError(WHERE, "tags", f"{text!r} is no list of tags; write k=v&k2=v2, {_MAX_TAGS} at most") from None
     names = [name for name, _ in found]
     if len(set(names)) < len(names):
         raise ConfigError(WHERE, "tags", f"{text!r} names one tag twice; leave one out")
-    if bad := next((name for name, value in found if not 0 < len(name) <= 128 or len(value) > 256), None):
-        raise ConfigError(WHERE, "tags", f"{bad!r}: a name has 1 to 128 characters, a value at most 256; shorten it")
+    bad = [name for name, value in found if not 0 < len(name) <= 128 or len(value) > 256]
+    if bad:
+        raise ConfigError(WHERE, "tags", f"{bad[0]!r}: a name has 1 to 128 characters, a value at most 256; shorten it")
     return urlencode(found)
 
 

@@ -125,7 +125,7 @@ class _Probe:
         try:
             heeded = not await self._attempts(lambda: self._send(self._key, create=True))
         except AttemptError as failed:
-            if asked == "always" or failed.status not in _NOT_UNDERSTOOD:
+            if failed.status not in _NOT_UNDERSTOOD:
                 raise self._refusals.told("PUT", failed) from None
             heeded = False
         if asked == "always" and not heeded:

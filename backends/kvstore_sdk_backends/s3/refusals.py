@@ -35,7 +35,7 @@ class Refusals:
         return ConfigError(WHERE, "endpoint", f"{problem}; does {self._endpoint} speak S3, and show at once what was stored?")
 
     def no_condition(self) -> ConfigError:
-        return ConfigError(WHERE, "conditional_writes", "the store replaces an object in spite of If-None-Match; write auto, or never")
+        return ConfigError(WHERE, "conditional_writes", "the store does not heed If-None-Match; write auto, or never")
 
     def no_checksums(self, what: str, instead: str) -> ConfigError:
         return ConfigError(WHERE, "checksums", f"the store refuses a {what} with checksums, and takes it without; write {instead}")
