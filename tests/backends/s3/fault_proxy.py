@@ -216,8 +216,9 @@ class FaultProxy:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
-        # A drain then waits until the kernel has everything.
-        writer.transport.set_write_buffer_limits(0)
+        if self._tls is None:
+            # A drain then waits until the kernel has everything. Of TLS it would never end.
+            writer.transport.set_write_buffer_limits(0)
         link = _Link(self._host, self._port)
         try:
             while await self._turn(reader, writer, link):

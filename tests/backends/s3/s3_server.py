@@ -1,8 +1,8 @@
 """An S3 server in a process of its own: moto's, one request at a time, since moto by itself is not atomic.
 
-Of moto 5.2, seen under load: two creates with `If-None-Match: *` of one name both answer 200 (it looks first and stores then); a body that
-is read while another thread computes its ETag ends early (both seek in one file); a listing fails while somebody stores (it walks a
-dictionary that grows). A store that did so would be none, so requests take turns here. It checks no signatures.
+Seen of moto 5.2.5: of 60 races of 16 creates with `If-None-Match: *`, one had two winners (it looks first and stores then), and of two
+that store one name at the same time one is answered 500. As its code has it, a body may also be read while another thread computes its
+ETag, both seeking in one file, and a listing walks a dictionary that grows. So requests take turns here. It checks no signatures.
 """
 
 from __future__ import annotations
