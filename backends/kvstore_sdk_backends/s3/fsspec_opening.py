@@ -47,7 +47,7 @@ def open_gs(
     storage_options: _Options = None,
     concurrency: _Concurrency = 32,
     request_timeout_s: _RequestTimeout = 30.0,
-    retries: _Retries = 2,
+    request_retries: _Retries = 2,
     read_only: _ReadOnly = False,
     max_record_bytes: _MaxRecord = 1 << 30,
     max_bytes: _MaxBytes = None,
@@ -62,7 +62,7 @@ def open_gs(
     """
     # Of the two that the package has, the one that speaks JSON over HTTP alone.
     kind = FileSystemKind("gs", "gcsfs", _file_system("gs", "gcsfs", "gcsfs.core", "GCSFileSystem"), _end_gs)
-    settings = _settings(kind, concurrency, request_timeout_s, retries, read_only, max_record_bytes, max_bytes)
+    settings = _settings(kind, concurrency, request_timeout_s, request_retries, read_only, max_record_bytes, max_bytes)
     return open_fsspec(kind, location, storage_options, settings)
 
 
@@ -72,7 +72,7 @@ def open_abfs(
     storage_options: _Options = None,
     concurrency: _Concurrency = 32,
     request_timeout_s: _RequestTimeout = 30.0,
-    retries: _Retries = 2,
+    request_retries: _Retries = 2,
     read_only: _ReadOnly = False,
     max_record_bytes: _MaxRecord = 1 << 30,
     max_bytes: _MaxBytes = None,
@@ -86,7 +86,7 @@ def open_abfs(
         BackendError: the store cannot be used now.
     """
     kind = FileSystemKind("abfs", "adlfs", _file_system("abfs", "adlfs", "adlfs", "AzureBlobFileSystem"), _end_abfs)
-    settings = _settings(kind, concurrency, request_timeout_s, retries, read_only, max_record_bytes, max_bytes)
+    settings = _settings(kind, concurrency, request_timeout_s, request_retries, read_only, max_record_bytes, max_bytes)
     return open_fsspec(kind, location, storage_options, settings)
 
 

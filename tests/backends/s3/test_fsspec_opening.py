@@ -248,7 +248,7 @@ def test_the_options_are_few_and_storage_options_is_a_secret(scheme: str) -> Non
         "storage_options",
         "concurrency",
         "request_timeout_s",
-        "retries",
+        "request_retries",
         "read_only",
         "max_record_bytes",
         "max_bytes",
