@@ -8,24 +8,17 @@ import math
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime
-from email.utils import parsedate_to_datetime
+from contextlib import asynccontextmanager
 from typing import Any
 
-import aiobotocore
-import s3fs
-from aiobotocore.session import AioSession
-from botocore.exceptions import ClientError, ProfileNotFound
-from botocore.utils import parse_timestamp
+from botocore.exceptions import ClientError
 
-from kvstore_sdk.backend import BackendError, ConfigError, UnavailableError
+from kvstore_sdk.backend import BackendError, UnavailableError
 from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
 from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code
 from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
-from kvstore_sdk_backends.s3.redaction import redact_logs
-from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
+from kvstore_sdk_backends.s3.sessions import Credentials, Session
+from kvstore_sdk_backends.s3.settings import S3Settings
 
 __all__ = ["Credentials", "S3fsClient"]
 
@@ -35,28 +28,6 @@ _SINGLE_DELETES = 16
 """At one time, where the store is spared DeleteObjects."""
 _MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404", "NoSuchObject"})
 _REFUSES_CONDITION = frozenset({"NotImplemented", "501"})
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """What requests are signed with now. `session_token` is empty where there is none."""
-
-    access_key_id: str = field(repr=False)
-    secret_access_key: str = field(repr=False)
-    session_token: str = field(repr=False)
-
-
-class _Session:
-    """A file system, its client and its credentials; closed when it was retired and its last request ended."""
-
-    __slots__ = ("client", "fs", "retired", "secrets", "users")
-
-    def __init__(self, fs: Any, client: Any) -> None:
-        self.fs = fs
-        self.client = client
-        self.retired = False
-        self.secrets: tuple[str, ...] = ()
-        self.users = 0
 
 
 class S3fsClient:
@@ -75,7 +46,7 @@ class S3fsClient:
         self.checksums = settings.checksums
         self._bucket = bucket
         self._settings = settings
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._refreshed_s = -math.inf
         self._is_static = settings.access_key_id is not None
         self._put_extras: dict[str, str] = {}
@@ -99,17 +70,17 @@ class S3fsClient:
 
     async def open(self) -> None:
         if self._session is None:
-            self._session = await self._make_session()
+            self._session = await Session.open(self._settings)
 
     async def refresh_credentials(self) -> None:
         old = self._session
         if old is None or self._is_static or self._is_fresh():
             return
-        self._session = await self._make_session()
+        self._session = await Session.open(self._settings)
         self._refreshed_s = time.monotonic()
         old.retired = True
         if not old.users:
-            await _close(old)
+            await old.close()
 
     async def credentials(self) -> Credentials | None:
         """Those that a request would be signed with now; refreshed where they expire. None: there are none.
@@ -117,21 +88,14 @@ class S3fsClient:
         Raises:
             AttemptError: they cannot be had.
         """
-        settings = self._settings
-        if settings.access_key_id is not None:
-            return Credentials(settings.access_key_id, settings.secret_access_key or "", settings.session_token or "")
         async with self._attempt("credentials for", "") as session:
-            found = await session.fs.session.get_credentials()
-            frozen = None if found is None else await found.get_frozen_credentials()
-        if frozen is None:
-            return None
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token or "")
+            return await session.credentials()
 
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             session.retired = True
-            await _close(session)
+            await session.close()
 
     async def head(self, key: str) -> int | None:
         async with self._attempt("HEAD", key) as session:
@@ -245,7 +209,7 @@ class S3fsClient:
         return {key: answer.error if answer else None for key, answer in zip(keys, answers, strict=True)}
 
     @asynccontextmanager
-    async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Session]:
+    async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[Session]:
         """A session for one request, within the time for one. What is raised inside leaves as `AttemptError`."""
         session = self._session
         if session is None:
@@ -260,9 +224,9 @@ class S3fsClient:
         finally:
             session.users -= 1
             if session.retired and not session.users:
-                await _close(session)
+                await session.close()
 
-    def _failed(self, verb: str, key: str, cause: Exception, session: _Session, *, writes: bool) -> AttemptError:
+    def _failed(self, verb: str, key: str, cause: Exception, session: Session, *, writes: bool) -> AttemptError:
         failed = attempt_error(self._doing(verb, key), cause, writes=writes, secrets=session.secrets)
         if failed.stale_credentials:
             # New ones may mend it unless there can be none, or these are new themselves.
@@ -277,59 +241,6 @@ class S3fsClient:
 
     def _doing(self, verb: str, key: str) -> str:
         return f"s3 {verb} {self._bucket}/{key}"
-
-    async def _make_session(self) -> _Session:
-        """A session that shares nothing with any other.
-
-        Raises:
-            ConfigError: an option cannot be used.
-        """
-        redact_logs()
-        settings = self._settings
-        options: dict[str, Any] = {
-            "endpoint_url": settings.endpoint,
-            "key": settings.access_key_id,
-            "secret": settings.secret_access_key,
-            "token": settings.session_token,
-            "client_kwargs": {
-                "region_name": settings.region,
-                "verify": settings.ca_bundle or settings.verify_tls,
-            },
-            "config_kwargs": {
-                "connect_timeout": settings.connect_timeout_s,
-                "read_timeout": settings.read_timeout_s,
-                "max_pool_connections": settings.concurrency,
-                "parameter_validation": False,
-                "user_agent": f"kvstore-sdk aiobotocore/{aiobotocore.__version__}",
-                # One attempt.
-                "retries": {"mode": "standard", "total_max_attempts": 1},
-                # Checksums are ours, see `put`. A signature over the body would be one more pass over it, and protects nothing on the
-                # way back: that is what TLS is for.
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-                "s3": {"addressing_style": settings.addressing, "payload_signing_enabled": False},
-            },
-        }
-        source = AioSession(profile=settings.profile)
-        source.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
-        fs = s3fs.S3FileSystem(
-            session=source,
-            asynchronous=True,
-            loop=asyncio.get_running_loop(),
-            skip_instance_cache=True,
-            use_listings_cache=False,
-            cache_regions=False,
-            **options,
-        )
-        try:
-            session = _Session(fs, await fs.set_session())
-        except ProfileNotFound as cause:
-            raise ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration") from None
-        except ValueError as cause:
-            raise ConfigError(WHERE, "endpoint", f"{cause}; write http://host:port or https://host") from None
-        session.client.meta.events.register("before-call.s3", _no_redirection)
-        session.client.meta.events.register("request-created.s3.PutObject", _no_expectation)
-        return session
 
 
 class _Body:
@@ -363,24 +274,6 @@ class _Body:
             yield self._memory.read(start, min(COPY_BYTES, len(self) - start))
 
 
-def _timestamp(value: Any) -> datetime:
-    """As botocore reads one, which takes a third of the time of a small request."""
-    with suppress(TypeError, ValueError):
-        return datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
-    found: datetime = parse_timestamp(value)
-    return found
-
-
-def _no_redirection(context: dict[str, Any], **_: Any) -> None:
-    """Have botocore think that it followed one already: else it asks in which region the bucket is, again and again if nobody knows."""
-    context.setdefault("s3_redirect", {})["redirected"] = True
-
-
-def _no_expectation(request: Any, **_: Any) -> None:
-    """Send the body at once. Waiting for a word of the store costs a round trip each time, and some stores never give it."""
-    del request.headers["Expect"]
-
-
 async def _crc32(memory: ItemMemory) -> str:
     found = 0
     for start in range(0, memory.size_bytes, COPY_BYTES):
@@ -388,10 +281,6 @@ async def _crc32(memory: ItemMemory) -> str:
         # Some 100 us a piece: others may go on in between.
         await asyncio.sleep(0)
     return base64.b64encode(found.to_bytes(4, "big")).decode()
-
-
-async def _close(session: _Session) -> None:
-    await session.client.close()
 
 
 def _answer_of(cause: ClientError) -> tuple[str, int]:
