@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 CALLS_PER_CHILD = 20_000
 
@@ -51,7 +51,7 @@ class Child:
             self._process = None
 
 
-def serve(answer: Any) -> None:
-    """The child's side: call `answer` with each question until the questions end."""
+def serve(answer: Any, to: TextIO | None = None) -> None:
+    """The child's side: call `answer` with each question until the questions end. Answers go to the standard output, or `to`."""
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        print(json.dumps(answer(json.loads(line))), file=to, flush=True)
