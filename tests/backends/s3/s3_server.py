@@ -106,7 +106,7 @@ class S3Server:
 
 def serve(port: int) -> None:
     """Serve until the standard input ends: whoever started this is gone then."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
     turn = threading.Lock()
@@ -145,7 +145,9 @@ def serve(port: int) -> None:
         def log_request(self, *_: Any) -> None:
             """Say nothing."""
 
-    application = DomainDispatcherApplication(create_backend_app)
+    # Without moto's dispatcher, which looks for all of its services on the disk at each request, as long as S3 itself takes.
+    application = create_backend_app("s3")
+    application.debug = False
     server = make_server("127.0.0.1", port, application, threaded=True, request_handler=Handler)
     threading.Thread(target=server.serve_forever, name="server", daemon=True).start()
     print(server.server_port, flush=True)  # noqa: T201
