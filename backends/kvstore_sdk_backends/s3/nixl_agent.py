@@ -9,6 +9,7 @@ What was seen of NIXL 1.5.1, and what follows from it here:
 - An S3 client inside opens 25 connections, however many threads there are: more take several agents.
 - The destructor of an agent waits for its transfers (READ) or crashes (WRITE): an agent lives until all of them are over, if need be
   until the process ends, whose exit they do not hold up longer than a few seconds.
+- A forked child that starts threads and ends otherwise than by `os._exit` may crash while it ends: the AWS SDK waits for its parent's.
 - Every failure is an exception without a status, and one line on stderr, which only the environment (NIXL_LOG_LEVEL) can stop.
 """
 
@@ -186,6 +187,7 @@ class NixlAgents:
 
     _closed_ones: set[NixlAgents] = set()  # noqa: RUF012  # of the process
     _closed_lock = threading.RLock()
+    _used = _forked = False
 
     def __init__(self, parameters: Mapping[str, str], concurrency: int) -> None:
         """
@@ -197,9 +199,13 @@ class NixlAgents:
             ImportError: there is no NIXL.
             UnsupportedError: NIXL or this machine cannot do it; the message says why.
         """
+        if NixlAgents._forked:
+            # The threads of the AWS SDK are not there.
+            raise UnsupportedError("nixl: this process was forked from one that used it; start a fresh one")
         NixlAgents._end_closed()
         # Of the kind that a signal handler which calls `close` may take again.
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._left: list[Slot] = []
         self._taken = 0
         self._closed = False
@@ -213,6 +219,7 @@ class NixlAgents:
         try:
             if not Staging(1, self._pages).works():
                 raise UnsupportedError("nixl: /proc/self/pagemap does not tell which memory was touched, and so how long an object was")
+            NixlAgents._used = True
             rest = concurrency
             for count in range(-(-concurrency // CONNECTIONS), 0, -1):
                 self._agents.append(_Agent(parameters, -(-rest // count), self._pages))
@@ -255,7 +262,9 @@ class NixlAgents:
             return len(self._left) > self._many
 
     def close(self) -> None:
-        """Never blocks on a transfer. Idempotent."""
+        """Never blocks on a transfer. Idempotent. In a forked child it does nothing."""
+        if os.getpid() != self._pid:
+            return
         with NixlAgents._closed_lock:
             if self._closed:
                 return
@@ -294,10 +303,11 @@ class NixlAgents:
                 cls._closed_ones.discard(agents)
 
 
-def _forget_closed() -> None:
+def _forget() -> None:
     """In a forked child: the threads of its parent's agents are not there, and would be waited for."""
+    NixlAgents._forked = NixlAgents._used
     NixlAgents._closed_lock = threading.RLock()
     NixlAgents._closed_ones = set()
 
 
-os.register_at_fork(after_in_child=_forget_closed)
+os.register_at_fork(after_in_child=_forget)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -47,10 +46,11 @@ CREDENTIALS_EVERY_S = 60.0
 CREDENTIALS_SOON_S = 5.0
 """How often they are looked at, since NIXL has a copy of them, and those of a chain expire; and how often while transfers fail."""
 
-_SHORTEST_PAUSE_S = 0.0001
-_LONGEST_PAUSE_S = 0.002
+_SHORTEST_PAUSE_S = 0.0002
+_LONGEST_PAUSE_S = 0.02
 _PAUSES = 16
-"""A pause is this part of the time since something happened, so that it adds 6 % to the wait for what happens next."""
+"""A pause between two looks is this part of the age of the oldest transfer: it adds 3 % to what a transfer takes. The longest one is
+how late `close` and the deadline may be seen."""
 
 _FOUND = GetResult(GetStatus.FOUND)
 _STORED = PutResult(PutStatus.STORED)
@@ -81,6 +81,7 @@ class _Transfer:
     buffer: Buffer | None
     fate: _Fate = _Fate.UNSENT
     slot: Slot | None = None
+    begun_s: float = 0.0
     error: BackendError | None = None
     call: Call[Any] | None = None
     answer: Any = None
@@ -114,6 +115,8 @@ class NixlS3Backend(S3Backend):
         self._bucket = bucket
         self._settings = settings
         self._writes = not settings.storage_class and not settings.tags
+        # Seconds by verb and size class; a slower one counts for an eighth.
+        self._usual_s: dict[tuple[str, int], float] = {}
         self._looking = threading.Lock()
         self._looked_s = time.monotonic()
         self._failed = False
@@ -145,8 +148,7 @@ class NixlS3Backend(S3Backend):
 
     def close(self) -> None:
         super().close()
-        if os.getpid() == self._pid:
-            self._agents.close()
+        self._agents.close()
 
     def _put_answer(self, transfer: _Transfer) -> PutResult:
         if transfer.fate is _Fate.DONE:
@@ -183,8 +185,8 @@ class NixlS3Backend(S3Backend):
             transfer.fate = _Fate.AGAIN
             transfer.call = self._begin([item(transfer.index)], deadline)
 
-        event_s = time.monotonic()
-        ask_s = event_s + min(PATIENCE_S, deadline.remaining_s() / 2)
+        started_s = time.monotonic()
+        ask_s = started_s + min(PATIENCE_S, deadline.remaining_s() / 2)
         try:
             while waiting or running:
                 now_s = time.monotonic()
@@ -195,7 +197,7 @@ class NixlS3Backend(S3Backend):
                         again(waiting.popleft())
                     elif slot := agents.take():
                         transfer = waiting.popleft()
-                        transfer.slot = slot
+                        transfer.slot, transfer.begun_s = slot, now_s
                         running.append(transfer)
                         assert transfer.buffer is not None
                         slot.begin(verb, self._requests.key(transfer.name), transfer.buffer.address, transfer.size_bytes)
@@ -205,14 +207,13 @@ class NixlS3Backend(S3Backend):
                         break
                 for transfer in running[:]:
                     if (state := _state(transfer)) is not State.RUNNING:
-                        event_s = now_s
                         running.remove(transfer)
                         self._end(agents, verb, transfer, state, again)
                 if running and now_s >= ask_s:
-                    ask_s = now_s + 2 * (now_s - event_s)
+                    ask_s = now_s + 2 * (now_s - started_s)
                     self._ask_store(agents, verb, running, deadline, again)
                 if running or waiting:
-                    time.sleep(min(max((now_s - event_s) / _PAUSES, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
+                    self._pause(verb, running[0] if running else None, started_s)
         except BaseException:
             for transfer in transfers:
                 if transfer.call:
@@ -224,6 +225,12 @@ class NixlS3Backend(S3Backend):
             for transfer in transfers:
                 if transfer.call:
                     [transfer.answer] = transfer.call.wait()
+
+    def _pause(self, verb: str, oldest: _Transfer | None, started_s: float) -> None:
+        """Before the next look. Not before half of what a transfer like the oldest one usually takes."""
+        age_s = time.monotonic() - (oldest.begun_s if oldest else started_s)
+        usual_s = self._usual_s.get((verb, oldest.size_bytes.bit_length()), 0.0) if oldest else 0.0
+        time.sleep(min(max(usual_s / 2 - age_s, age_s / _PAUSES, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
 
     def _end(
         self, agents: NixlAgents, verb: Literal["READ", "WRITE"], transfer: _Transfer, state: State, again: Callable[[_Transfer], None]
@@ -238,6 +245,9 @@ class NixlS3Backend(S3Backend):
             agents.give_back(transfer.slot)
         if done:
             transfer.fate = _Fate.DONE
+            took_s, size_class = time.monotonic() - transfer.begun_s, (verb, transfer.size_bytes.bit_length())
+            usual_s = self._usual_s.get(size_class, took_s)
+            self._usual_s[size_class] = min(took_s, usual_s + (took_s - usual_s) / 8)
         else:
             again(transfer)
 
