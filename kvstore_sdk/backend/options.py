@@ -27,7 +27,7 @@ from kvstore_sdk.errors import ConfigError
 __all__ = ["Bounds", "OptionInfo", "nearest_name", "options_of", "parse_options"]
 
 _SECRET = re.compile(
-    r"secret|passw|passphrase|pwd|token|credential|signature|authorization|bearer|cookie|connection_string|key($|_)|"
+    r"secret|passw|passphrase|pwd|token|credential|signature|authorization|bearer|cookie|connection_string|storage_options|key($|_)|"
     r"(^|_)(auth|dsn|jwt|sas|salt)($|_)",
     re.IGNORECASE,
 )

@@ -217,6 +217,7 @@ def test_secrets_are_neither_logged_nor_shown_in_an_error() -> None:
         "tenant_salt",
         "sas",
         "pwd",
+        "storage_options",
     )
     shown = ("bucket", "threads", "max_known_keys", "author", "salted_bytes")
     assert [name for name in hidden + shown if OptionInfo(name, str, "", Bounds(), "").secret] == list(hidden)

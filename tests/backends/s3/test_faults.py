@@ -120,7 +120,7 @@ def check_all_good(store: Any, desk: Any, names: list[str]) -> None:
 
 @pytest.fixture
 def store(open_store: Callable[..., Any], engine: str, proxy: FaultProxy) -> Any:
-    made = open_store(engine, retries=1)
+    made = open_store(engine, request_retries=1)
     proxy.reset()
     return made
 
@@ -289,7 +289,7 @@ def test_a_store_finds_its_records_again_after_the_server_restarted(
 ) -> None:
     """LIV-16: no new client; while the server is gone that is an error, and no miss."""
     bucket = own_server.make_bucket(f"restarted-{engine}")
-    store = open_store(engine, f"{bucket}/kv", endpoint=own_server.endpoint, retries=0)
+    store = open_store(engine, f"{bucket}/kv", endpoint=own_server.endpoint, request_retries=0)
     assert put_all(store, desk, GOOD)[0] == dict.fromkeys(GOOD, PutResult(PutStatus.STORED))
     check_all_good(store, desk, GOOD)
     kept = own_server.objects(bucket)
