@@ -12,6 +12,7 @@ from kvstore_sdk.backend import Bounds, backend_options, registered_backends
 from kvstore_sdk.backend.options import options_of
 from kvstore_sdk.cli import backends, main
 from kvstore_sdk.tier import TierSettings
+from kvstore_sdk.vllm.options import AdapterOptions
 
 
 def test_every_option_of_every_backend_and_of_the_tier_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +23,12 @@ def test_every_option_of_every_backend_and_of_the_tier_is_shown(capsys: pytest.C
     for options in (*map(backend_options, registered_backends()), options_of(TierSettings)):
         for option in options.values():
             assert any(line.split()[:1] == [option.name] and option.help in line for line in lines), option.name
+
+
+@pytest.mark.parametrize("name", registered_backends())
+def test_an_entry_can_set_every_option_of_a_backend_and_of_the_tier(name: str) -> None:
+    """They stand side by side in it."""
+    assert not backend_options(name).keys() & (options_of(TierSettings).keys() | options_of(AdapterOptions).keys())
 
 
 def test_one_backend_is_shown_with_types_units_and_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,7 +157,7 @@ def test_an_endpoint_with_credentials_is_not_repeated(endpoint: str) -> None:
     [
         ("concurrency", 0),
         ("concurrency", 1025),
-        ("retries", -1),
+        ("request_retries", -1),
         ("connect_timeout_s", 0),
         ("read_timeout_s", "1d"),
         ("request_timeout_s", 0),
