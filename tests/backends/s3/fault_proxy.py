@@ -43,6 +43,7 @@ __all__ = ["FaultProxy", "Seen"]
 STOP_S = 10.0
 SENT_S = 5.0
 PIECE_BYTES = 1 << 16
+END_TURNS = 5
 
 
 @dataclass
@@ -204,9 +205,12 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        for task in tuple(self._clients):
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        for _ in range(END_TURNS):
+            for task in tuple(self._clients):
+                task.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            # One that was accepted meanwhile begins in a later turn of the loop.
+            await asyncio.sleep(0)
 
     def _release(self) -> None:
         self._healed.set()
