@@ -48,8 +48,8 @@ CREDENTIALS_SOON_S = 5.0
 
 _SHORTEST_PAUSE_S = 0.0002
 _LONGEST_PAUSE_S = 0.02
-_PAUSES = 16
-"""A pause between two looks is this part of the age of the oldest transfer: it adds 3 % to what a transfer takes. The longest one is
+_PAUSES = 24
+"""A pause between two looks is this part of the age of the oldest transfer: it adds 2 % to what a transfer takes. The longest one is
 how late `close` and the deadline may be seen."""
 
 _FOUND = GetResult(GetStatus.FOUND)
@@ -115,7 +115,7 @@ class NixlS3Backend(S3Backend):
         self._bucket = bucket
         self._settings = settings
         self._writes = not settings.storage_class and not settings.tags
-        # Seconds by verb and size class; a slower one counts for an eighth.
+        # Seconds that one takes, by verb and size class; each new one counts for an eighth.
         self._usual_s: dict[tuple[str, int], float] = {}
         self._looking = threading.Lock()
         self._looked_s = time.monotonic()
@@ -247,7 +247,7 @@ class NixlS3Backend(S3Backend):
             transfer.fate = _Fate.DONE
             took_s, size_class = time.monotonic() - transfer.begun_s, (verb, transfer.size_bytes.bit_length())
             usual_s = self._usual_s.get(size_class, took_s)
-            self._usual_s[size_class] = min(took_s, usual_s + (took_s - usual_s) / 8)
+            self._usual_s[size_class] = usual_s + (took_s - usual_s) / 8
         else:
             again(transfer)
 
