@@ -60,7 +60,7 @@ def open_s3(
     ] = "auto",
     concurrency: Annotated[int, Bounds(ge=1, le=1024), "requests at one time, and connections kept"] = 64,
     connect_timeout_s: Annotated[float, Bounds(ge=0.01, le=300), "for a connection"] = 3.0,
-    read_timeout_s: Annotated[float, Bounds(ge=0.01, le=3600), "for the next bytes of an answer"] = 10.0,
+    read_timeout_s: Annotated[float, Bounds(ge=0.01, le=3600), "without a byte sent or received, once connected"] = 10.0,
     request_timeout_s: Annotated[float, Bounds(ge=0.01, le=3600), "for one attempt in all"] = 30.0,
     request_retries: Annotated[int, Bounds(ge=0, le=100), "attempts after the first, inside the deadline of the call"] = 4,
     storage_class: Annotated[str | None, "of new objects; without one the bucket's default"] = None,

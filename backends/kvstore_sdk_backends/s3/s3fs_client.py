@@ -88,8 +88,8 @@ class S3fsClient:
         Raises:
             AttemptError: they cannot be had.
         """
-        async with self._attempt("credentials for", "") as session:
-            return await session.credentials()
+        async with self._attempt("credentials for", "") as attempt:
+            return await attempt.session.credentials()
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -98,9 +98,9 @@ class S3fsClient:
             await session.close()
 
     async def head(self, key: str) -> int | None:
-        async with self._attempt("HEAD", key) as session:
+        async with self._attempt("HEAD", key) as attempt:
             try:
-                answer = await session.client.head_object(Bucket=self._bucket, Key=key)
+                answer = await attempt.session.client.head_object(Bucket=self._bucket, Key=key)
             except ClientError as cause:
                 if _is_missing(cause):
                     return None
@@ -109,9 +109,9 @@ class S3fsClient:
 
     async def get(self, key: str, memory: ItemMemory) -> int | None:
         extras = {"ChecksumMode": "ENABLED"} if self.checksums == "when_supported" else {}
-        async with self._attempt("GET", key) as session:
+        async with self._attempt("GET", key) as attempt:
             try:
-                answer = await session.client.get_object(Bucket=self._bucket, Key=key, **extras)
+                answer = await attempt.session.client.get_object(Bucket=self._bucket, Key=key, **extras)
             except ClientError as cause:
                 if _is_missing(cause):
                     return None
@@ -122,7 +122,7 @@ class S3fsClient:
                     raise self._bad_body(key, "comes without a length")
                 size_bytes = int(answer["ContentLength"])
                 if size_bytes == memory.size_bytes:
-                    await self._receive(key, body, memory)
+                    await self._receive(key, body, memory, attempt)
                 return size_bytes
             finally:
                 # Whole bodies gave their connection back already; any other is closed with its connection.
@@ -133,20 +133,20 @@ class S3fsClient:
         conditional = create and self.conditional
         if conditional:
             extras["IfNoneMatch"] = "*"
-        async with self._attempt("PUT", key, writes=True) as session:
+        async with self._attempt("PUT", key, writes=True) as attempt:
             if self.checksums == "when_supported":
                 # As a header. botocore would send it after the body, which then has no length.
                 extras |= {"ChecksumAlgorithm": "CRC32", "ChecksumCRC32": await _crc32(memory)}
-            body = _Body(memory) if memory.size_bytes else b""
+            body = _Body(memory, attempt) if memory.size_bytes else b""
             try:
-                await session.client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras)
+                await attempt.session.client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras)
             except ClientError as cause:
                 code, status = _answer_of(cause)
                 if conditional and status == 412:
                     return False
                 if conditional and (status == 501 or code in _REFUSES_CONDITION) and self._settings.conditional_writes == "auto":
                     self.conditional = False
-                    failed = self._failed("PUT", key, cause, session, writes=True)
+                    failed = self._failed("PUT", key, cause, attempt.session, writes=True)
                     raise AttemptError(failed.error, retryable=True, status=failed.status, code=failed.code) from None
                 raise
         return True
@@ -156,9 +156,9 @@ class S3fsClient:
             return {}
         if self.checksums == "off" or len(keys) == 1:
             return await self._delete_singly(keys)
-        async with self._attempt("DELETE", f"{len(keys)} objects", writes=True) as session:
+        async with self._attempt("DELETE", f"{len(keys)} objects", writes=True) as attempt:
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-            answer = await session.client.delete_objects(Bucket=self._bucket, Delete=wanted)
+            answer = await attempt.session.client.delete_objects(Bucket=self._bucket, Delete=wanted)
             gone: dict[str, BackendError | None] = dict.fromkeys(keys)
             for failed in answer.get("Errors", ()):
                 code = str(failed.get("Code") or "")
@@ -167,16 +167,17 @@ class S3fsClient:
             return gone
 
     async def list_page(self, prefix: str, start_after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
-        async with self._attempt("LIST", prefix) as session:
+        async with self._attempt("LIST", prefix) as attempt:
             extras = {"StartAfter": start_after} if start_after else {}
-            answer = await session.client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=min(limit, 1000), **extras)
+            answer = await attempt.session.client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=min(limit, 1000), **extras)
             found = [ObjectInfo(one["Key"], int(one["Size"]), one["LastModified"].timestamp()) for one in answer.get("Contents", ())]
             return found, bool(answer.get("IsTruncated"))
 
-    async def _receive(self, key: str, body: Any, memory: ItemMemory) -> None:
+    async def _receive(self, key: str, body: Any, memory: ItemMemory, attempt: _Attempt) -> None:
         """Fill `memory`, and read on to the end of the body: only there it is checked."""
         done = 0
         while piece := await body.read(COPY_BYTES):
+            attempt.moved()
             # A byte more than was declared is not written; it is told from a body that ends where it should.
             if done + len(piece) > memory.size_bytes:
                 raise self._bad_body(key, f"has more than the {memory.size_bytes} bytes that were declared")
@@ -191,9 +192,9 @@ class S3fsClient:
         async def remove(key: str) -> AttemptError | None:
             async with turns:
                 try:
-                    async with self._attempt("DELETE", key, writes=True) as session:
+                    async with self._attempt("DELETE", key, writes=True) as attempt:
                         try:
-                            await session.client.delete_object(Bucket=self._bucket, Key=key)
+                            await attempt.session.client.delete_object(Bucket=self._bucket, Key=key)
                         except ClientError as cause:
                             if not _is_missing(cause):
                                 raise
@@ -209,15 +210,16 @@ class S3fsClient:
         return {key: answer.error if answer else None for key, answer in zip(keys, answers, strict=True)}
 
     @asynccontextmanager
-    async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[Session]:
-        """A session for one request, within the time for one. What is raised inside leaves as `AttemptError`."""
+    async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Attempt]:
+        """A session for one request, within the time-outs. What is raised inside leaves as `AttemptError`."""
         session = self._session
         if session is None:
             raise AttemptError(BackendError(f"{self._doing(verb, key)}: the client is closed"), code="closed")
         session.users += 1
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
-                yield session
+            attempt = _Attempt(session, self._settings)
+            async with attempt.timeout:
+                yield attempt
         except Exception as cause:  # noqa: BLE001  # whatever it is, the attempt failed
             # Without the cause: what it says and holds may be a secret.
             raise self._failed(verb, key, cause, session, writes=writes) from None
@@ -243,14 +245,40 @@ class S3fsClient:
         return f"s3 {verb} {self._bucket}/{key}"
 
 
+class _Attempt:
+    """One request: its session, and its end.
+
+    One timer for all that bounds it. The library's own for silence is set anew with every piece, which takes a tenth of the time of a
+    large body.
+    """
+
+    __slots__ = ("_end_s", "_moved_s", "_now_s", "_silence_s", "session", "timeout")
+
+    def __init__(self, session: Session, settings: S3Settings) -> None:
+        self.session = session
+        self._now_s = asyncio.get_running_loop().time
+        self._moved_s = self._now_s()
+        self._end_s = self._moved_s + settings.request_timeout_s
+        self._silence_s = settings.read_timeout_s
+        self.timeout = asyncio.timeout_at(min(self._end_s, self._moved_s + settings.connect_timeout_s + self._silence_s))
+
+    def moved(self) -> None:
+        """Bytes went out or came in: from here on there may be silence for `read_timeout_s`."""
+        now_s = self._now_s()
+        if now_s - self._moved_s > self._silence_s / 20 and not self.timeout.expired():
+            self._moved_s = now_s
+            self.timeout.reschedule(min(self._end_s, now_s + self._silence_s))
+
+
 class _Body:
     """The bytes of a request, copied piece by piece: what the connection keeps is never the caller's memory.
 
     botocore takes it for a file, aiohttp for an iterator.
     """
 
-    def __init__(self, memory: ItemMemory) -> None:
+    def __init__(self, memory: ItemMemory, attempt: _Attempt) -> None:
         self._memory = memory
+        self._attempt = attempt
         self._at = 0
 
     def __len__(self) -> int:
@@ -271,6 +299,7 @@ class _Body:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for start in range(0, len(self), COPY_BYTES):
+            self._attempt.moved()
             yield self._memory.read(start, min(COPY_BYTES, len(self) - start))
 
 

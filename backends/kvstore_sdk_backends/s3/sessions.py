@@ -110,7 +110,8 @@ def _file_system(settings: S3Settings, source: AioSession) -> Any:
         client_kwargs={"region_name": settings.region, "verify": settings.ca_bundle or settings.verify_tls},
         config_kwargs={
             "connect_timeout": settings.connect_timeout_s,
-            "read_timeout": settings.read_timeout_s,
+            # That is the client's.
+            "read_timeout": None,
             "max_pool_connections": settings.concurrency,
             "parameter_validation": False,
             "user_agent": f"kvstore-sdk aiobotocore/{aiobotocore.__version__}",

@@ -279,7 +279,7 @@ def test_a_store_that_knows_no_conditions_is_asked_once(ask: Ask, proxy: FaultPr
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (NeverAnswers(), {"read_timeout_s": 0.3}),
+        (NeverAnswers(), {"read_timeout_s": 0.3, "connect_timeout_s": 0.3}),
         (NeverAnswers(), {"request_timeout_s": 0.3}),
         (Bandwidth(50_000), {"request_timeout_s": 0.5}),
     ],
@@ -297,6 +297,16 @@ def test_each_time_out_ends_an_attempt(ask: Ask, proxy: FaultProxy, verb: str, k
     attempt: Step = (lambda client: client.get(KEY, memory)) if verb == "GET" else (lambda client: client.put(KEY, memory_of(data), False))
     failed = failure(ask, attempt, **options)
     assert (failed.code, failed.retryable, failed.may_have_happened) == ("timeout", True, verb == "PUT")
+
+
+def test_a_body_that_comes_slowly_is_no_silence(ask: Ask, proxy: FaultProxy) -> None:
+    """It takes longer than the time-outs for silence and for connecting together."""
+    data = some_bytes(2_000_000)
+    found, memory = getting(len(data))
+    ask(lambda client: client.put(KEY, memory_of(data), False))
+    proxy.script(Fault(Bandwidth(600_000), "GET"))
+    assert ask(lambda client: client.get(KEY, memory), read_timeout_s=1.0, connect_timeout_s=0.5) == len(data)
+    assert found == data
 
 
 def test_a_cancelled_get_writes_no_more_and_its_connection_is_not_used_again(ask: Ask, proxy: FaultProxy) -> None:
