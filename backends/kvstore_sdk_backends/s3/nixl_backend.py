@@ -34,7 +34,8 @@ from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.items import GetItem, PutItem
 from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.nixl_agent import MAX_STAGED_BYTES, NixlAgents, Slot, State
-from kvstore_sdk_backends.s3.s3fs_client import Credentials, S3fsClient
+from kvstore_sdk_backends.s3.s3fs_client import S3fsClient
+from kvstore_sdk_backends.s3.sessions import Credentials
 from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
 
 __all__ = ["NixlS3Backend"]

@@ -20,7 +20,7 @@ from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
 from kvstore_sdk_backends.s3.sessions import Credentials, Session
 from kvstore_sdk_backends.s3.settings import S3Settings
 
-__all__ = ["Credentials", "S3fsClient"]
+__all__ = ["S3fsClient"]
 
 REFRESH_EVERY_S = 5.0
 """A store that refuses for good must not have every request make a new session, which takes some 50 ms of the loop."""
