@@ -44,6 +44,8 @@ ItemT = TypeVar("ItemT", Get, Put)
 
 MAX_NAME_BYTES = 255
 """A key may have 1,024 bytes; the rest is for the prefix."""
+MIN_CONCURRENT_CALLS = 64
+"""Calls at one time, also where fewer requests may be: the others wait for their turns."""
 CLOSE_WAIT_S = 4.0
 """Less than the 5 s that `close` has."""
 
@@ -73,7 +75,7 @@ class S3Backend:
             max_record_bytes=settings.max_record_bytes,
             max_batch=1000,
             max_parts=1,
-            max_concurrency=64,
+            max_concurrency=max(MIN_CONCURRENT_CALLS, settings.concurrency),
             max_name_bytes=MAX_NAME_BYTES,
             shared=True,
             read_after_write=True,
@@ -117,7 +119,7 @@ class S3Backend:
         good = [name for name in names if name not in bad]
         if not good:
             return [bad[name] for name in names]
-        [answers] = self._begin([DeleteItem(self._requests, good)], deadline).wait()
+        [answers] = self._ask([DeleteItem(self._requests, good)], deadline)
         found = dict(zip(good, answers, strict=True)) | bad
         return [found[name] for name in names]
 
@@ -128,7 +130,7 @@ class S3Backend:
             records = used_bytes = 0
             after, more = "", True
             while more:
-                found, after, more = await self._page("", after, _PAGE, call.deadline)
+                found, after, more = await self._page("", after, call.deadline)
                 records += len(found)
                 used_bytes += sum(entry.size_bytes for entry in found)
             return Usage(records, used_bytes)
@@ -147,7 +149,7 @@ class S3Backend:
         self._loop.close(self._client.close, CLOSE_WAIT_S)
 
     def __repr__(self) -> str:
-        return f"S3Backend({self._shown!r})"
+        return f"{type(self).__name__}({self._shown!r})"
 
     def _sizes(self, verb: str, names: Sequence[str], deadline: Deadline) -> Sequence[int | Failure | None]:
         """Sizes of records in bytes, None for one that is not there. `verb` is what they are asked for."""
@@ -163,7 +165,7 @@ class S3Backend:
         if refused := self._refused(verb):
             raise refused
         item: Item[T | BackendError] = StepItem(f"s3 {verb} {self._shown}", step)
-        [answer] = self._begin([item], deadline).wait()
+        [answer] = self._ask([item], deadline)
         if isinstance(answer, BackendError):
             raise answer
         return answer
@@ -173,20 +175,34 @@ class S3Backend:
         items = [item for item in asked if isinstance(item, Item)]
         if not items:
             return [item for item in asked if not isinstance(item, Item)]
-        found = iter(self._begin(items, deadline).wait())
+        found = iter(self._ask(items, deadline))
         return [next(found) if isinstance(item, Item) else item for item in asked]
+
+    def _ask(self, items: Sequence[Item[T]], deadline: Deadline) -> list[T]:
+        """The answers to `items`, one at least. However this ends, their memory was given back."""
+        call = Call(self._loop, items, deadline, self._calls.discard)
+        try:
+            self._start(call)
+            return call.wait()
+        finally:
+            # `wait` has done both, unless an interrupt came first.
+            call.end()
+            self._calls.discard(call)
 
     def _begin(self, items: Sequence[Item[T]], deadline: Deadline) -> Call[T]:
         """Have the loop begin with `items`, one at least. `wait` must follow."""
         call = Call(self._loop, items, deadline, self._calls.discard)
+        self._start(call)
+        return call
+
+    def _start(self, call: Call[Any]) -> None:
         with self._lock:
             closed = self._closed
             self._calls.add(call)
-        if closed or deadline.expired:
+        if closed or call.deadline.expired:
             call.end(closed)
         else:
             call.begin()
-        return call
 
     def _refused(self, verb: str) -> ClosedError | None:
         if self._closed:
@@ -224,10 +240,10 @@ class S3Backend:
     def _read_only_error(self, doing: str) -> ReadOnlyError:
         return ReadOnlyError(f"s3 {doing}: {self._shown} was opened with read_only")
 
-    async def _page(self, prefix: str, after: str, limit: int, deadline: Deadline) -> tuple[Sequence[ListEntry], str, bool]:
+    async def _page(self, prefix: str, after: str, deadline: Deadline) -> tuple[Sequence[ListEntry], str, bool]:
         """Records whose keys come after the key `after`, from one request; the last key seen, of any object; whether there are more."""
         start = self._requests.key(prefix)
-        found, more = await self._requests.repeat(lambda: self._client.list_page(start, after, limit), deadline)
+        found, more = await self._requests.repeat(lambda: self._client.list_page(start, after, _PAGE), deadline, background=True)
         entries = []
         for info in found:
             name = self._requests.name(info.key)
@@ -248,8 +264,11 @@ class S3Backend:
             entries: list[ListEntry] = []
             after, more = self._requests.key(start) if start else "", may_match
             while more and len(entries) < limit:
-                found, after, more = await self._page(prefix, after, min(limit - len(entries), _PAGE), call.deadline)
+                # Whole pages, whatever the limit: of what lies there only a few may be records.
+                found, after, more = await self._page(prefix, after, call.deadline)
                 entries += [entry for entry in found if entry.name > last]
+            if len(entries) > limit:
+                return ListPage(entries[:limit], entries[limit - 1].name)
             return ListPage(entries, self._requests.name(after) if more else None)
 
         return self._answer("list", step, deadline)

@@ -123,15 +123,17 @@ class PutItem(Item[PutResult]):
 
     async def answer(self, call: Call[PutResult]) -> PutResult:
         requests = self._requests
-        client = requests.client
-        create = self._create and client.conditional
+        create = self._create and requests.client.conditional
         try:
-            if self._create and not create and await requests.repeat(lambda: client.head(self._key), call.deadline) is not None:
+            if self._create and not create and await self._is_there(call):
                 return _EXISTS
-            stored = await requests.repeat(lambda: self._attempt(call, create), call.deadline)
+            stored = await requests.repeat(lambda: self._attempt(call, create), call.deadline, background=True)
         except AttemptError as failed:
             return self.failed(failed.error)
         return _STORED if stored else _EXISTS
+
+    async def _is_there(self, call: Call[PutResult]) -> bool:
+        return await self._requests.repeat(lambda: self._requests.client.head(self._key), call.deadline, background=True) is not None
 
     async def _attempt(self, call: Call[PutResult], create: bool) -> bool:
         lost = self.may_have_happened
@@ -174,7 +176,7 @@ class DeleteItem(Item["list[DeleteStatus | Failure]"]):
 
     async def _look(self, call: Call[list[DeleteStatus | Failure]], key: str) -> None:
         try:
-            if await self._requests.repeat(lambda: self._requests.client.head(key), call.deadline) is None:
+            if await self._requests.repeat(lambda: self._requests.client.head(key), call.deadline, background=True) is None:
                 self._answers[key] = DeleteStatus.ABSENT
         except AttemptError as failed:
             self._answers[key] = Failure(failed.error)
@@ -194,7 +196,7 @@ class DeleteItem(Item["list[DeleteStatus | Failure]"]):
                 raise AttemptError(refused[0][1], retryable=True)
 
         try:
-            await self._requests.repeat(attempt, call.deadline)
+            await self._requests.repeat(attempt, call.deadline, background=True)
         except AttemptError as failed:
             for key in left:
                 self._answers.setdefault(key, Failure(failed.error))

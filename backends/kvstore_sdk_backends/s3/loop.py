@@ -20,10 +20,32 @@ __all__ = ["EventLoop"]
 
 T = TypeVar("T")
 
-_RESOLVERS = 4
-"""Threads for look-ups of names, which block."""
-
 _loops: weakref.WeakSet[EventLoop] = weakref.WeakSet()
+
+
+class _Resolvers(ThreadPoolExecutor):
+    """Runs each step, a look-up of a name, on a daemon thread of its own.
+
+    One that hangs can be ended by nobody. The threads of a pool are waited for when the process ends; these are not.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name`: of the threads."""
+        super().__init__(max_workers=1)
+        self._name = name
+
+    def submit(self, step: Callable[..., T], /, *args: Any, **how: Any) -> Future[T]:
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(step(*args, **how))
+                except BaseException as cause:  # noqa: BLE001  # whoever waits for the answer gets it
+                    answer.set_exception(cause)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return answer
 
 
 class EventLoop:
@@ -33,8 +55,7 @@ class EventLoop:
         """`name`: of the thread."""
         self._selector = selectors.EpollSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
-        self._resolvers = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix=f"{name}-resolver")
-        self._loop.set_default_executor(self._resolvers)
+        self._loop.set_default_executor(_Resolvers(f"{name}-resolver"))
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -103,7 +124,6 @@ class EventLoop:
         try:
             self._loop.run_forever()
         finally:
-            self._resolvers.shutdown(cancel_futures=True)
             self._loop.close()
 
     def _begin_end(self, last: Callable[[], Coroutine[Any, Any, None]], step_s: float) -> None:

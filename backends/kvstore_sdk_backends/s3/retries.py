@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from kvstore_sdk.backend import Deadline
@@ -66,7 +67,8 @@ class Requests:
             client: Of the store.
             shown: The location, for errors.
             prefix: What keys begin with, without the slash at its end.
-            concurrency: Requests at one time. What waits for its turn goes in the order in which it came.
+            concurrency: Requests at one time. What waits for its turn goes in the order in which it came. What is done in the
+                background has seven eighths of the turns at most, or the only one, and waits elsewhere: loads do not queue behind it.
             retries: Attempts of an item after its first.
             draw: A number in [0, 1) for each gap.
         """
@@ -76,7 +78,7 @@ class Requests:
         self._retries = retries
         self._draw = draw
         self._turns = asyncio.Semaphore(concurrency)
-        self._refreshing = asyncio.Lock()
+        self._background_turns = asyncio.Semaphore(max(1, concurrency - max(1, concurrency // 8)))
         self._refreshed = 0
 
     def key(self, name: str) -> str:
@@ -91,18 +93,24 @@ class Requests:
         """The object, for errors."""
         return f"{self._shown}/{name}"
 
-    async def repeat(self, attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+    async def repeat(self, attempt: Callable[[], Awaitable[T]], deadline: Deadline, *, background: bool = False) -> T:
         """The answer of the first attempt that gets one. No turn is held between two attempts.
 
         Credentials that were refused are resolved anew, once for an item and once for all items that were refused together.
 
+        Args:
+            attempt: One request.
+            deadline: No gap goes beyond it. Whoever cancels this ends the attempt that runs.
+            background: No request of the engine waits for it.
+
         Raises:
-            AttemptError: of the last attempt.
+            AttemptError: of the last attempt, or of resolving credentials anew.
         """
         gaps: Gaps | None = None
         may_refresh = True
         while True:
-            async with self._turns:
+            # One that waits for a background turn is not yet in the queue for a turn, where loads would stand behind it.
+            async with self._background_turns if background else nullcontext(), self._turns:
                 refreshed = self._refreshed
                 try:
                     return await attempt()
@@ -110,7 +118,9 @@ class Requests:
                     failed = error
             if failed.stale_credentials and may_refresh:
                 may_refresh = False
-                await self._refresh(refreshed)
+                if self._refreshed == refreshed:
+                    await self.client.refresh_credentials()
+                    self._refreshed = max(self._refreshed, refreshed + 1)
                 continue
             if not failed.retryable:
                 raise failed
@@ -119,10 +129,3 @@ class Requests:
             if gap_s is None:
                 raise failed
             await asyncio.sleep(gap_s)
-
-    async def _refresh(self, seen: int) -> None:
-        """Resolve credentials anew, unless that was done since `_refreshed` was `seen`."""
-        async with self._refreshing:
-            if self._refreshed == seen:
-                await self.client.refresh_credentials()
-                self._refreshed += 1

@@ -47,6 +47,7 @@ class ScriptedClient:
         hang: Verbs that never answer.
         stall: Attempts block the loop until this is set; None: they do not.
         before_copy: Called before each piece of a body is copied.
+        page: Most objects of one listing, whatever is asked for.
     """
 
     def __init__(self, conditional: bool = True) -> None:
@@ -62,6 +63,8 @@ class ScriptedClient:
         self.closed = False
         self.starts: list[str] = []
         self.close_hangs = False
+        self.page = 1000
+        self._refreshing: asyncio.Task[None] | None = None
         self._scripts: dict[tuple[str, str], deque[BaseException]] = {}
 
     def fail(self, verb: str, *failures: BaseException, key: str = "*") -> None:
@@ -113,14 +116,17 @@ class ScriptedClient:
     async def list_page(self, prefix: str, start_after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
         def page() -> tuple[list[ObjectInfo], bool]:
             keys = sorted(key for key in self.objects if key.startswith(prefix) and key > start_after)
-            return [ObjectInfo(key, len(self.objects[key]), 0.0) for key in keys[:limit]], len(keys) > limit
+            most = min(limit, self.page)
+            return [ObjectInfo(key, len(self.objects[key]), 0.0) for key in keys[:most]], len(keys) > most
 
         self.starts.append(start_after)
         return await self._attempt("list", prefix, page)
 
     async def refresh_credentials(self) -> None:
-        await asyncio.sleep(0)
-        self.refreshes += 1
+        if self._refreshing is None or self._refreshing.done():
+            self.refreshes += 1
+            self._refreshing = asyncio.ensure_future(self._attempt("refresh", "", lambda: None))
+        await asyncio.shield(self._refreshing)
 
     async def close(self) -> None:
         if self.close_hangs:

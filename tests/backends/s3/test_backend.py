@@ -114,6 +114,12 @@ def test_items_of_a_call_stand_for_themselves_and_keep_their_order(client: Scrip
     assert sorted(key for _, key in client.requests) == ["kv/a", "kv/denied", "kv/long", "kv/none", "kv/slow", "kv/slow", "kv/slow"]
 
 
+@pytest.mark.parametrize(("requests", "calls"), [(1, 64), (64, 64), (200, 200)])
+def test_as_many_calls_as_requests_may_run_and_some_in_any_case(requests: int, calls: int) -> None:
+    with store_over(ScriptedClient(), concurrency=requests) as store:
+        assert store.capabilities.max_concurrency == calls
+
+
 def test_an_empty_call_asks_nothing(client: ScriptedClient, store: S3Backend) -> None:
     assert (store.exists([], soon()), store.get([], soon()), store.put([], soon()), store.delete([], soon())) == ([], [], [], [])
     assert client.requests == []
@@ -244,9 +250,11 @@ def test_a_delete_that_fails_says_so_for_each_record(client: ScriptedClient, sto
     st.sets(st.sampled_from([f"{a}{b}{c}" for a in "abc" for b in ("", "/", "-") for c in ("x", "y1", "z")]) | st.just(".probe/x")),
     st.sampled_from(["", "a", "a/", "b-", "c/y1", "nothing"]),
     st.integers(1, 5),
+    st.integers(1, 5),
 )
-def test_a_walk_meets_each_record_once_and_nothing_else(keys: set[str], prefix: str, limit: int) -> None:
+def test_a_walk_meets_each_record_once_and_nothing_else(keys: set[str], prefix: str, limit: int, page_size: int) -> None:
     client = ScriptedClient()
+    client.page = page_size
     client.objects = {f"kv/{key}": b"x" * len(key) for key in keys} | {"kv/": b"", "kv/folder/": b"", "kvx/a": b"", "a": b""}
     seen, cursor = [], None
     with store_over(client) as store:
@@ -270,6 +278,16 @@ def test_a_listing_of_more_than_a_page_is_put_together(client: ScriptedClient, s
     assert (len(page.entries), page.cursor) == (2300, "02299")
     assert len(store.list("", soon(), page.cursor).entries) == 200
     assert store.usage(soon()).used_bytes == 5000
+
+
+def test_objects_that_are_no_records_cost_no_requests(client: ScriptedClient, store: S3Backend) -> None:
+    foreign = {f"kv/b/.{number}": b"x" for number in range(900)}
+    client.objects = {f"kv/{name}": b"x" for name in ("a1", "a2", "c1", "c2")} | foreign
+    page = store.list("", soon(), limit=3)
+    assert [entry.name for entry in page.entries] == ["a1", "a2", "c1"]
+    assert client.count("list") == 1
+    rest = store.list("", soon(), page.cursor, limit=3)
+    assert ([entry.name for entry in rest.entries], rest.cursor, client.count("list")) == (["c2"], None, 2)
 
 
 @pytest.mark.parametrize("odd", ["\0", "b\0c", "b\u00e9", "b%2F", "../b", "b\ud800", "b" * 2000])
@@ -305,6 +323,7 @@ def test_nothing_is_listed_on_the_way_of_a_request(client: ScriptedClient, store
 
 
 def test_what_another_writer_stored_is_seen_at_once(client: ScriptedClient, store: S3Backend) -> None:
+    """RACE-11"""
     assert store.exists(["a"], soon()) == [False]
     client.objects["kv/a"] = b"x"
     assert store.exists(["a"], soon()) == [True]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -79,7 +82,7 @@ def test_closing_ends_the_calls_that_run_at_once_and_truly(client: ScriptedClien
     begun_s = time.monotonic()
     store.close()
     assert time.monotonic() - begun_s < 2
-    assert [result.status for result in puts.answer(1)] == [PutStatus.UNKNOWN] * 4 + [PutStatus.CLOSED] * 4
+    assert [result.status for result in puts.answer(1)] == [PutStatus.UNKNOWN] * 3 + [PutStatus.CLOSED] * 5
     assert get.answer(1)[0].status is GetStatus.CLOSED
     assert isinstance(exists.answer(1)[0].error, ClosedError)
     assert client.closed
@@ -177,6 +180,40 @@ def test_closing_among_calls_answers_each_and_leaves_nothing(seed: int, client: 
     assert threads_of_loops() == []
 
 
+def test_a_look_up_that_hangs_holds_up_neither_closing_nor_the_end_of_the_process() -> None:
+    script = """
+import asyncio, time
+from kvstore_sdk.backend import TimedOutError
+from kvstore_sdk_backends.s3.loop import EventLoop
+
+async def look_up(): await asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
+async def nothing(): pass
+
+loop = EventLoop("kvstore-s3-test")
+try:
+    loop.run("test", look_up, 0.1)
+except TimedOutError:
+    print(loop.close(nothing, 30))
+"""
+    # Bounded by an hour otherwise.
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+def test_a_look_up_tells_what_it_found_or_raised() -> None:
+    loop = EventLoop("kvstore-s3-test")
+
+    async def nothing() -> None: ...
+
+    async def look_up(step: Callable[[str], int], text: str) -> int:
+        return await asyncio.get_running_loop().run_in_executor(None, step, text)
+
+    assert loop.run("test", lambda: look_up(int, "7"), 10) == 7
+    with pytest.raises(ValueError, match="seven"):
+        loop.run("test", lambda: look_up(int, "seven"), 10)
+    assert loop.close(nothing, 5)
+
+
 def test_a_store_that_was_used_and_closed_leaves_no_thread_no_descriptor_and_no_memory(desk: Any) -> None:
     def life() -> list[weakref.ref[Any]]:
         client = ScriptedClient()
@@ -200,6 +237,7 @@ def test_a_store_that_was_used_and_closed_leaves_no_thread_no_descriptor_and_no_
 
 
 def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    """RACE-06"""
     client.objects["kv/a"] = b"x"
     assert desk.get(store, "a", 1)[0].status is GetStatus.FOUND
 
@@ -215,6 +253,7 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(client: Script
 
 
 def test_a_fork_while_calls_run_hangs_nobody(client: ScriptedClient, store: S3Backend, desk: Any) -> None:
+    """RACE-06"""
     client.delay_s = 0.001
     stop = threading.Event()
 
@@ -234,8 +273,6 @@ def test_a_fork_while_calls_run_hangs_nobody(client: ScriptedClient, store: S3Ba
 
 def test_what_a_child_throws_away_stays_with_its_parent() -> None:
     """A transport that is collected in the child unregisters its socket: from a set of the child's own."""
-    import asyncio
-
     loop = EventLoop("kvstore-s3-test")
     near, far = socket.socketpair()
     near.setblocking(False)
@@ -269,8 +306,6 @@ def test_a_child_does_not_log_what_its_parent_has_open(store: S3Backend, caplog:
 
 
 def test_a_step_on_the_loop_returns_raises_and_is_bounded() -> None:
-    import asyncio
-
     loop = EventLoop("kvstore-s3-test")
 
     async def fail() -> None:

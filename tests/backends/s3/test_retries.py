@@ -111,6 +111,26 @@ def test_no_more_than_the_limit_run_at_a_time_and_nobody_waits_while_there_is_ro
     assert client.count("head") == 256
 
 
+@pytest.mark.parametrize(("concurrency", "ahead"), [(1, 1), (2, 1), (4, 3), (64, 56)])
+def test_a_load_is_next_however_much_waits_in_the_background(concurrency: int, ahead: int) -> None:
+    client = ScriptedClient()
+    client.delay_s = 0.01
+    requests = requests_of(client, concurrency=concurrency)
+
+    def ask(key: str, background: bool) -> asyncio.Future[int | None]:
+        return asyncio.ensure_future(requests.repeat(lambda: client.head(key), Deadline.after(30), background=background))
+
+    async def all_of_them() -> None:
+        behind = [ask("background", True) for _ in range(200)]
+        await asyncio.sleep(0)
+        await ask("load", False)
+        await asyncio.gather(*behind)
+
+    asyncio.run(all_of_them())
+    assert [key for _, key in client.requests].index("load") == ahead
+    assert (client.count("head"), client.peak) == (201, min(concurrency, ahead + 1))
+
+
 def test_a_gap_holds_no_turn() -> None:
     client = ScriptedClient()
     requests = requests_of(client, concurrency=1)
@@ -133,6 +153,37 @@ def test_those_that_were_refused_together_resolve_credentials_once() -> None:
         return await asyncio.gather(*(requests.repeat(attempt, Deadline.after(30)) for attempt in attempts))
 
     assert asyncio.run(all_of_them()) == ["done"] * 5
+    assert client.refreshes == 1
+
+
+def test_a_refresh_that_fails_is_told_to_all_that_wait_for_it() -> None:
+    client = ScriptedClient()
+    client.fail("refresh", AttemptError(DeniedError("no keys"), code="credentials"))
+    requests = requests_of(client)
+    attempts = [Attempts(AttemptError(DeniedError("expired"), stale_credentials=True)) for _ in range(5)]
+
+    async def all_of_them() -> list[str | BaseException]:
+        repeats = (requests.repeat(attempt, Deadline.after(30)) for attempt in attempts)
+        return await asyncio.gather(*repeats, return_exceptions=True)
+
+    assert [str(answer) for answer in asyncio.run(all_of_them())] == ["no keys"] * 5
+    assert client.refreshes == 1
+
+
+def test_a_refresh_that_takes_longer_than_a_call_is_waited_for_by_the_next() -> None:
+    client = ScriptedClient()
+    client.delay_s = 0.2
+    requests = requests_of(client)
+
+    async def two_calls() -> str:
+        for _ in range(2):
+            expired = Attempts(AttemptError(DeniedError("expired"), stale_credentials=True))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(requests.repeat(expired, Deadline.after(0.01)), 0.01)
+        last = Attempts(AttemptError(DeniedError("expired"), stale_credentials=True))
+        return await requests.repeat(last, Deadline.after(30))
+
+    assert asyncio.run(two_calls()) == "done"
     assert client.refreshes == 1
 
 
