@@ -27,11 +27,12 @@ from kvstore_sdk.backend import (
     PutResult,
     PutStatus,
     ReadOnlyError,
+    UnavailableError,
     Usage,
     is_valid_name,
 )
 from kvstore_sdk_backends.s3.calls import Call, Item
-from kvstore_sdk_backends.s3.client import ObjectClient
+from kvstore_sdk_backends.s3.client import AttemptError, ObjectClient
 from kvstore_sdk_backends.s3.items import DeleteItem, GetItem, PutItem, SizeItem, StepItem
 from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.retries import Requests
@@ -241,15 +242,27 @@ class S3Backend:
         return ReadOnlyError(f"s3 {doing}: {self._shown} was opened with read_only")
 
     async def _page(self, prefix: str, after: str, deadline: Deadline) -> tuple[Sequence[ListEntry], str, bool]:
-        """Records whose keys come after the key `after`, from one request; the last key seen, of any object; whether there are more."""
+        """Records whose keys come after the key `after`, from one request; the last key seen, of any object; whether there are more.
+
+        Raises:
+            AttemptError: the request failed, or its answer is none from which a walk could go on.
+        """
         start = self._requests.key(prefix)
         found, more = await self._requests.repeat(lambda: self._client.list_page(start, after, _PAGE), deadline, background=True)
         entries = []
         for info in found:
-            name = self._requests.name(info.key)
-            if is_valid_name(name, MAX_NAME_BYTES):
+            if info.key <= after:
+                raise self._bad_page(f"{info.key!r} comes after {after!r}; stores whose listings are not sorted cannot be walked")
+            after = info.key
+            # A store that does not heed the prefix must not have objects of others taken for records.
+            if after.startswith(start) and is_valid_name(name := self._requests.name(after), MAX_NAME_BYTES):
                 entries.append(ListEntry(name, info.size_bytes))
-        return entries, found[-1].key if found else after, more and bool(found)
+        if more and not found:
+            raise self._bad_page("a page with nothing in it says that there are more")
+        return entries, after, more
+
+    def _bad_page(self, problem: str) -> AttemptError:
+        return AttemptError(UnavailableError(f"s3 LIST {self._shown}: {problem}"), code="body")
 
     def list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
         """In the order of the names. Objects whose keys are no names of records are left out."""

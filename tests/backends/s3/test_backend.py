@@ -26,9 +26,10 @@ from kvstore_sdk.backend import (
     ReadOnlyError,
     ThrottledError,
     TimedOutError,
+    UnavailableError,
 )
 from kvstore_sdk_backends.s3.backend import S3Backend
-from kvstore_sdk_backends.s3.client import AttemptError
+from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
 
 RECORD = random.Random(3).randbytes(300_000)
 
@@ -312,6 +313,45 @@ def test_a_listing_that_fails_raises_why(client: ScriptedClient, store: S3Backen
         store.list("", Deadline.after(0.1))
     with pytest.raises(InvalidError, match="limit 0"):
         store.list("", soon(), limit=0)
+
+
+def infos(*keys: str) -> list[ObjectInfo]:
+    return [ObjectInfo(key, 1, 0.0) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ((infos("kv/b", "kv/a"), False), "not sorted"),
+        ((infos("kv/a", "kv/a"), False), "not sorted"),
+        # The same page each time: no walk over it would end.
+        ((infos("kv/a", "kv/b"), True), "not sorted"),
+        (([], True), "nothing in it"),
+    ],
+)
+def test_a_listing_from_which_no_walk_can_go_on_is_an_error(
+    client: ScriptedClient, store: S3Backend, monkeypatch: pytest.MonkeyPatch, page: tuple[list[ObjectInfo], bool], problem: str
+) -> None:
+    async def list_page(*_: object) -> tuple[list[ObjectInfo], bool]:
+        return page
+
+    monkeypatch.setattr(client, "list_page", list_page)
+    with pytest.raises(UnavailableError, match=problem):
+        store.list("", soon())
+    with pytest.raises(UnavailableError, match=problem):
+        store.usage(soon())
+
+
+def test_what_a_store_lists_although_it_was_not_asked_for_is_no_record(
+    client: ScriptedClient, store: S3Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def list_page(*_: object) -> tuple[list[ObjectInfo], bool]:
+        return infos("/etc/passwd", "a", "kv/a", "kv/b", "kvx/c", "other/abc/def"), False
+
+    monkeypatch.setattr(client, "list_page", list_page)
+    assert [entry.name for entry in store.list("", soon()).entries] == ["a", "b"]
+    assert [entry.name for entry in store.list("b", soon()).entries] == ["b"]
+    assert store.usage(soon()).records == 2
 
 
 def test_nothing_is_listed_on_the_way_of_a_request(client: ScriptedClient, store: S3Backend, desk: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fault_proxy import FaultProxy
 from proxy_faults import Delay, Fault
 from s3_server import S3Server
+from scripted_client import Calling
 
 from kvstore_sdk.backend import Deadline, GetResult, GetStatus, Mode, PutResult, PutStatus
 
@@ -73,6 +74,7 @@ def test_looking_waits_for_a_slow_store_in_as_many_rounds_as_the_pool_needs(
 def test_calls_of_all_threads_share_the_concurrency_that_was_asked_for(
     open_store: Callable[..., Any], desk: Any, engine: str, concurrency: int, proxy: FaultProxy, s3_server: S3Server, bucket: str
 ) -> None:
+    """CFG-08"""
     store = open_store(engine, concurrency=concurrency)
     names = [f"r{number}" for number in range(24)]
     fill(s3_server, bucket, names)
@@ -87,6 +89,27 @@ def test_calls_of_all_threads_share_the_concurrency_that_was_asked_for(
         thread.join(60.0)
     assert results == [GetResult(GetStatus.FOUND)] * 24
     assert proxy.peak == concurrency
+
+
+def test_loads_do_not_wait_behind_puts_that_do_not_end(
+    open_store: Callable[..., Any], desk: Any, proxy: FaultProxy, s3_server: S3Server, bucket: str
+) -> None:
+    store = open_store("s3fs", concurrency=4)
+    fill(s3_server, bucket, ["there"])
+    proxy.reset()
+    proxy.script(Fault(Delay(60.0), "PUT"))
+    items = [desk.put_item(f"r{number}", RECORD) for number in range(12)]
+    puts = Calling(lambda: store.put(items, later()))
+    limit = Deadline.after(30.0)
+    while proxy.peak_of("PUT") < 3 and not limit.expired:
+        time.sleep(0.01)
+    try:
+        assert desk.get(store, "there", len(RECORD)) == (GetResult(GetStatus.FOUND), RECORD)
+        assert store.exists(["there"], later()) == [True]
+        assert not any(seen.status for seen in proxy.requests if seen.method == "PUT")
+    finally:
+        proxy.heal()
+    assert puts.answer(60.0) == [PutResult(PutStatus.STORED)] * 12
 
 
 def test_a_call_sends_what_it_needs_and_lists_nothing(store: Any, desk: Any, proxy: FaultProxy) -> None:

@@ -141,6 +141,7 @@ def test_what_is_asked_no_more_is_cancelled(client: ScriptedClient, store: S3Bac
 
 @pytest.mark.parametrize("seed", range(40))
 def test_after_a_call_returned_nothing_touches_its_buffers(seed: int) -> None:
+    """LEAK-06"""
     rng = random.Random(seed)
     client = ScriptedClient()
     client.objects = {f"kv/{number}": bytes([0xAA]) * SIZE for number in range(8)}
@@ -272,18 +273,6 @@ def test_loads_go_on_while_what_is_in_the_background_never_ends(client: Scripted
 def suppressing(step: Callable[[], object]) -> None:
     with suppress(ClosedError):
         step()
-
-
-def test_existence_is_asked_in_as_many_rounds_as_the_limit_needs(desk: Any) -> None:
-    client = ScriptedClient()
-    client.delay_s = 0.25
-    with store_over(client, concurrency=64) as store:
-        begun_s = time.monotonic()
-        assert store.exists([f"{number}" for number in range(256)], Deadline.after(30)) == [False] * 256
-        took_s = time.monotonic() - begun_s
-    assert client.peak == 64
-    # Four rounds of 0.25 s, on a machine that may be busy; one after another they would take 64 s.
-    assert 1.0 <= took_s < 10.0
 
 
 def test_calls_of_all_threads_share_the_limit(client: ScriptedClient, store: S3Backend) -> None:

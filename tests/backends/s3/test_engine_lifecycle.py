@@ -32,6 +32,7 @@ def open_descriptors() -> int:
 
 
 def test_a_get_that_was_given_up_leaves_its_buffers_alone(store: Any, proxy: FaultProxy) -> None:
+    """LEAK-06"""
     rng = random.Random(5)
     region = Region(RECORDS * SIZE)
     parts = [region.buffer(number * SIZE, SIZE) for number in range(RECORDS)]
@@ -62,6 +63,7 @@ def test_a_get_that_was_given_up_leaves_its_buffers_alone(store: Any, proxy: Fau
 
 
 def test_a_put_that_was_given_up_is_there_whole_or_not_at_all(store: Any, proxy: FaultProxy, s3_server: S3Server, bucket: str) -> None:
+    """LEAK-06, ATM-06"""
     rng = random.Random(6)
     region = Region(RECORDS * SIZE)
     parts = [region.buffer(number * SIZE, SIZE) for number in range(RECORDS)]
@@ -88,6 +90,7 @@ def test_a_put_that_was_given_up_is_there_whole_or_not_at_all(store: Any, proxy:
 
 
 def test_closing_ends_calls_that_wait_for_a_store_that_never_answers(store: Any, desk: Any, proxy: FaultProxy) -> None:
+    """LEAK-06"""
     proxy.script(Fault(NeverAnswers()))
     gets = [desk.get_item(f"{number}", 4096) for number in range(4)]
     puts = [desk.put_item(f"{number}", b"x" * 4096) for number in range(4)]
@@ -136,6 +139,7 @@ def test_a_store_that_was_closed_leaves_no_thread_and_no_descriptor(
 
 @pytest.mark.parametrize("end", ["closes", "forgets"])
 def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(store: Any, desk: Any, proxy: FaultProxy, end: str) -> None:
+    """RACE-06: with connections open, whether the child closes its copy or lets it go."""
     names = [f"{number}" for number in range(16)]
     assert desk.put(store, "a", b"x" * 4096).status is PutStatus.STORED
     assert store.exists(names, Deadline.after(30)) == [False] * 16

@@ -51,6 +51,7 @@ def test_what_is_no_record_is_never_loaded(tier: Engine, store: Any, proxy: Faul
 
 
 def test_a_store_that_is_down_is_left_alone_and_used_again_when_it_is_back(tier: Engine, proxy: FaultProxy) -> None:
+    """LIV-12: the breaker counts what HTTP says."""
     assert tier.store(keys(2)).success
     proxy.script(Fault(Status(500)))
     for _ in range(10):
