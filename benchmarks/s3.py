@@ -37,6 +37,8 @@ NAMES = {
 BUCKET = "benchmark"
 BYTES_PER_ROUND = 16 << 20
 LEAST_RECORDS = 4
+# As many records as are under way, several times over, or most of a round is its beginning and its end; but 16 MiB, 32 at a time, are enough.
+WAVES, MOST_BYTES_FOR_WAVES = 2, 256 << 20
 WANTED = 0.95
 # One cell is never judged.
 NO_LEAST = 0.0
@@ -55,11 +57,9 @@ class Bench:
     def cell(self, op: str, payload_bytes: int, concurrency: int) -> list[CellResult]:
         """One result for each rival, in the order of `GROUPS`."""
         name = f"{op} {payload_bytes >> 10} KiB, {concurrency} at a time"
-        shape = {
-            "payload_bytes": payload_bytes,
-            "concurrency": concurrency,
-            "records": max(LEAST_RECORDS, concurrency, BYTES_PER_ROUND // payload_bytes),
-        }
+        waves = WAVES if WAVES * concurrency * payload_bytes <= MOST_BYTES_FOR_WAVES else 1
+        records = max(LEAST_RECORDS, waves * concurrency, BYTES_PER_ROUND // payload_bytes)
+        shape = {"payload_bytes": payload_bytes, "concurrency": concurrency, "records": records}
         stored = f"stored-{next(self._tags)}"
         if op == "get":
             for child in self._children.values():
@@ -76,7 +76,7 @@ class Bench:
                     self._delete(f"{side}/")
                 # The first round does not count.
                 if number:
-                    rates[column].append(shape["records"] * payload_bytes / 1e6 / answer["seconds"])
+                    rates[column].append(records * payload_bytes / 1e6 / answer["seconds"])
                     self.each[name][side] += answer["each"]
         self._delete("")
         return [CellResult(name, True, rates[self._group], rates[rival], rates["again"]) for rival in GROUPS[self._group]]
