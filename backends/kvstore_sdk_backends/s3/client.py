@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore_sdk.backend import BackendError
 from kvstore_sdk_backends.s3.memory import ItemMemory
 
-__all__ = ["MAX_DELETE", "AttemptError", "ObjectClient", "ObjectInfo"]
+__all__ = ["MAX_DELETE", "AttemptError", "ObjectClient", "ObjectInfo", "delete_singly"]
 
 MAX_DELETE = 1000
 """Keys of one DeleteObjects request, and of one call of `ObjectClient.delete`."""
@@ -124,3 +125,26 @@ class ObjectClient(Protocol):
     async def close(self) -> None:
         """Close every connection. Idempotent."""
         ...
+
+
+async def delete_singly(keys: Sequence[str], delete: Callable[[str], Awaitable[None]], at_one_time: int) -> dict[str, BackendError | None]:
+    """As `ObjectClient.delete`, with one call of `delete` for each key.
+
+    Raises:
+        AttemptError: of the first one, if all failed: whoever asked may ask again, or with other credentials.
+    """
+    turns = asyncio.Semaphore(at_one_time)
+
+    async def attempt(key: str) -> AttemptError | None:
+        async with turns:
+            try:
+                await delete(key)
+            except AttemptError as failed:
+                return failed
+        return None
+
+    answers = await asyncio.gather(*map(attempt, keys))
+    failed = [answer for answer in answers if answer is not None]
+    if failed and len(failed) == len(keys):
+        raise failed[0]
+    return {key: answer.error if answer else None for key, answer in zip(keys, answers, strict=True)}

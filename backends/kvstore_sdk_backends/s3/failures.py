@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -38,10 +36,11 @@ from kvstore_sdk.backend import (
     UnavailableError,
     UnsupportedError,
 )
+from kvstore_sdk_backends.s3.causes import one_line, retry_after_s
 from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.memory import ReturnedError
 
-__all__ = ["attempt_error", "error_of_code", "retry_after_s"]
+__all__ = ["attempt_error", "error_of_code", "reason"]
 
 _THROTTLED = frozenset(
     {"SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
@@ -59,10 +58,10 @@ _LATE = frozenset({"RequestTimeout", "OperationAborted", "ConditionalRequestConf
 _ELSEWHERE = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "Redirect"}
 )
-_LOST = frozenset({500, 502, 504})
-"""Said by a store, or a gateway before it, that does not know what became of the request."""
-_MAX_RETRY_AFTER_S = 3600.0
-_USERINFO = re.compile(r"//[^/@\s]+@")
+_NOT_DONE = frozenset({501, 505, 507})
+"""Of all above 499 those that say that nothing was done, whoever says them."""
+_GIVEN_UP = frozenset({"408", "499"})
+"""Codes of answers that have none of their own: of a gateway that stopped waiting for somebody."""
 
 
 def attempt_error(doing: str, cause: BaseException, *, writes: bool = False, secrets: tuple[str, ...] = ()) -> AttemptError:
@@ -109,19 +108,9 @@ def error_of_code(doing: str, status: int, code: str, text: str = "", wait_s: fl
     return InvalidError(message)
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float:
-    """How long the store asks to wait, in seconds from now: at most an hour, 0.0 when it does not say."""
-    text = headers.get("retry-after", "").strip()
-    if not text:
-        return 0.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-    return min(seconds, _MAX_RETRY_AFTER_S) if seconds > 0 else 0.0
+def reason(cause: BaseException, secrets: tuple[str, ...] = ()) -> str:
+    """What failed at the bottom of `cause`, in a line without `secrets`."""
+    return one_line(_innermost([*_chain(cause)]), secrets, 200)
 
 
 def _answered(doing: str, response: Mapping[str, Any], writes: bool, secrets: tuple[str, ...]) -> AttemptError:
@@ -129,23 +118,32 @@ def _answered(doing: str, response: Mapping[str, Any], writes: bool, secrets: tu
     about = response.get("ResponseMetadata") or {}
     headers = about.get("HTTPHeaders") or {}
     status = int(about.get("HTTPStatusCode") or 0)
-    code = _one_line(str(said.get("Code") or status), secrets, 80)
-    text = "" if code == str(status) else _one_line(str(said.get("Message") or ""), secrets, 200)
+    code = one_line(str(said.get("Code") or status), secrets, 80)
+    text = "" if code == str(status) else one_line(str(said.get("Message") or ""), secrets, 200)
     if code == "RequestTimeTooSkewed":
         text = _skew(headers) or text
     if region := headers.get("x-amz-bucket-region") or said.get("Region"):
-        text = f"the bucket is in {_one_line(str(region), secrets, 40)}" if code in _ELSEWHERE or 300 <= status < 400 else text
+        text = f"the bucket is in {one_line(str(region), secrets, 40)}" if code in _ELSEWHERE or 300 <= status < 400 else text
     wait_s = retry_after_s(headers)
     error = error_of_code(doing, status, code, text, wait_s)
     return AttemptError(
         error,
         retryable=isinstance(error, UnavailableError) and code != "NoSuchBucket",
-        may_have_happened=writes and status in _LOST,
+        may_have_happened=writes and _is_open(status, code),
         retry_after_s=wait_s,
         stale_credentials=code in _STALE or (code == str(status) and status in _STALE_STATUS),
         status=status,
         code=code,
     )
+
+
+def _is_open(status: int, code: str) -> bool:
+    """Whether a request that changes something may have been done in spite of this answer.
+
+    Gateways say 502, 503, 504, 520, 522 or 524 of a request that they passed on, and the store InternalError of one that it began.
+    Definite is what a store says in words of its own.
+    """
+    return code in _GIVEN_UP or (status >= 500 and status not in _NOT_DONE and code not in _THROTTLED | _FULL)
 
 
 def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[str, ...]) -> AttemptError:
@@ -157,7 +155,7 @@ def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[s
     def failed(error: BackendError, code: str, *, sent: bool = True, retryable: bool = True, stale: bool = False) -> AttemptError:
         return AttemptError(error, retryable=retryable, may_have_happened=writes and sent, stale_credentials=stale, code=code)
 
-    text = _one_line(_reason(chain), secrets, 200)
+    text = reason(cause, secrets)
     if among(ReturnedError):
         return failed(TimedOutError(f"{doing}: the call ended before the request"), "closed", retryable=False)
     if among(NoCredentialsError, PartialCredentialsError):
@@ -204,7 +202,7 @@ def _chain(cause: BaseException) -> Iterator[BaseException]:
         todo += [error.__context__, error.__cause__, inner if isinstance(inner, BaseException) else None]
 
 
-def _reason(chain: list[BaseException]) -> str:
+def _innermost(chain: list[BaseException]) -> str:
     # Below the errors of botocore, whose words repeat the whole URL.
     for error in chain:
         # A connection that is being made begins with a BlockingIOError, which stays in the context of what ends it.
@@ -222,9 +220,3 @@ def _skew(headers: Mapping[str, str]) -> str:
     except (ValueError, TypeError):
         return ""
     return f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the store's"
-
-
-def _one_line(text: str, secrets: tuple[str, ...], most: int) -> str:
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return _USERINFO.sub("//***@", " ".join(text.split()))[:most]

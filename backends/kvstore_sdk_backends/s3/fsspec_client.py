@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from kvstore_sdk.backend import BackendError, ConfigError, UnavailableError
-from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
+from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo, delete_singly
+from kvstore_sdk_backends.s3.current import Current
 from kvstore_sdk_backends.s3.fsspec_failures import attempt_error, status_of
 from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
 
@@ -41,17 +42,6 @@ class FileSystemKind:
     end: Callable[[Any], Awaitable[None]]
 
 
-class _Session:
-    """One file system, and how many attempts are using it."""
-
-    __slots__ = ("fs", "retired", "users")
-
-    def __init__(self, fs: Any) -> None:
-        self.fs = fs
-        self.users = 0
-        self.retired = False
-
-
 class FsspecClient:
     """A bucket behind an `AsyncFileSystem`, used through the coroutines that all of them have. An `ObjectClient`; experimental.
 
@@ -69,7 +59,7 @@ class FsspecClient:
         self._options = storage_options
         self._concurrency = concurrency
         self._request_timeout_s = request_timeout_s
-        self._session: _Session | None = None
+        self._systems = Current(self._make, self._end, _says)
 
     def __repr__(self) -> str:
         return f"FsspecClient({self._kind.scheme}://{self._bucket})"
@@ -80,7 +70,7 @@ class FsspecClient:
         Raises:
             ConfigError: it cannot be made of `storage_options`.
         """
-        self._session = self._made()
+        await self._systems.open()
 
     async def head(self, key: str) -> int | None:
         try:
@@ -140,20 +130,12 @@ class FsspecClient:
 
     async def delete(self, keys: Sequence[str]) -> dict[str, BackendError | None]:
         """As `ObjectClient.delete`, with a request for each key, at most `concurrency` at a time."""
-        limit = asyncio.Semaphore(self._concurrency)
 
-        async def remove(key: str) -> BackendError | None:
-            async with limit:
-                try:
-                    await self._run("delete", key, lambda fs: fs._rm_file(self._path(key)))
-                except FileNotFoundError:
-                    return None
-                except AttemptError as failed:
-                    return failed.error
-            return None
+        async def remove(key: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                await self._run("delete", key, lambda fs: fs._rm_file(self._path(key)))
 
-        results = await asyncio.gather(*map(remove, keys))
-        return dict(zip(keys, results, strict=True))
+        return await delete_singly(keys, remove, self._concurrency)
 
     async def list_page(self, prefix: str, start_after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
         """As `ObjectClient.list_page`. fsspec knows no pages: folders are listed one by one, but for those before `start_after`."""
@@ -168,16 +150,10 @@ class FsspecClient:
 
     async def refresh_credentials(self) -> None:
         """Make the file system anew; the old one is closed when its last attempt ended."""
-        old, self._session = self._session, self._made()
-        if old is not None:
-            old.retired = True
-            if old.users == 0:
-                await self._end(old)
+        await self._systems.renew(self._doing("credentials for", ""))
 
     async def close(self) -> None:
-        old, self._session = self._session, None
-        if old is not None:
-            await self._end(old)
+        await self._systems.close()
 
     async def _walk(self, folder: str, prefix: str, start_after: str) -> AsyncGenerator[ObjectInfo, None]:
         """Objects below `folder`, sorted by key. `folder` is empty or ends in `/`."""
@@ -207,28 +183,24 @@ class FsspecClient:
 
     async def _run(self, verb: str, key: str, call: Callable[[Any], Awaitable[T]]) -> T:
         """One attempt. That nothing is there, or something, is for the caller to judge."""
-        session = self._session
-        if session is None:
-            raise AttemptError(UnavailableError(f"{self._doing(verb, key)}: the client is closed"))
-        session.users += 1
-        try:
-            async with asyncio.timeout(self._request_timeout_s):
-                return await call(session.fs)
-        except (FileNotFoundError, FileExistsError):
-            raise
-        except Exception as cause:  # noqa: BLE001  # told without its words
-            if status_of(cause) == 404:
-                raise FileNotFoundError(key) from None
-            raise attempt_error(self._doing(verb, key), cause) from None
-        finally:
-            session.users -= 1
-            if session.retired and session.users == 0:
-                await self._end(session)
+        doing = self._doing(verb, key)
+        async with self._systems.use(doing) as fs:
+            try:
+                async with asyncio.timeout(self._request_timeout_s):
+                    return await call(fs)
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except Exception as cause:  # noqa: BLE001  # told without its words
+                if status_of(cause) == 404:
+                    raise FileNotFoundError(key) from None
+                failed = attempt_error(doing, cause)
+                failed.stale_credentials = failed.stale_credentials and not self._systems.is_new(fs)
+                raise failed from None
 
-    def _made(self) -> _Session:
+    async def _make(self) -> Any:
         common = {"asynchronous": True, "loop": asyncio.get_running_loop(), "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            return _Session(self._kind.make(**common, **self._options))
+            return self._kind.make(**common, **self._options)
         except Exception as cause:  # noqa: BLE001  # told without its words
             problem = (
                 f"{self._kind.package} cannot make a file system of it ({type(cause).__name__}); what it says is not shown, since it may "
@@ -236,17 +208,22 @@ class FsspecClient:
             )
             raise ConfigError(f"backend {self._kind.scheme}", "storage_options", problem) from None
 
-    async def _end(self, session: _Session) -> None:
+    async def _end(self, fs: Any) -> None:
         # Whatever a file system that is done with may raise concerns nobody.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
-                await self._kind.end(session.fs)
+                await self._kind.end(fs)
 
     def _path(self, key: str) -> str:
         return f"{self._bucket}/{key}" if key else self._bucket
 
     def _doing(self, verb: str, key: str) -> str:
         return f"{self._kind.scheme} {verb} {self._path(key)}"
+
+
+def _says(cause: Exception) -> str:
+    """Without the words of a library, which may repeat a token or an option."""
+    return f"{cause.field}: {cause.problem}" if isinstance(cause, ConfigError) else type(cause).__name__
 
 
 def _modified_s(entry: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator, Mapping
 
 from kvstore_sdk.backend import DeniedError, InvalidError, ThrottledError, TimedOutError, UnavailableError
+from kvstore_sdk_backends.s3.causes import retry_after_s
 from kvstore_sdk_backends.s3.client import AttemptError
 
 __all__ = ["attempt_error", "status_of"]
@@ -38,7 +39,7 @@ def attempt_error(doing: str, cause: Exception) -> AttemptError:
         problem = DeniedError(f"{what}; check the credentials in storage_options, and what they allow")
         return AttemptError(problem, stale_credentials=stale, status=status, code="credentials" if stale else "")
     if status in (429, 503):
-        wish_s = _retry_after_s(cause)
+        wish_s = _wish_s(cause)
         throttled = ThrottledError(what, wish_s)
         return AttemptError(throttled, retryable=True, may_have_happened=True, retry_after_s=wish_s, status=status)
     if isinstance(cause, TimeoutError) or status == 408:
@@ -86,15 +87,12 @@ def _named(cause: Exception, status: int) -> str:
     return kind
 
 
-def _retry_after_s(cause: BaseException) -> float:
+def _wish_s(cause: BaseException) -> float:
     for error in _chain(cause):
         response = getattr(error, "response", None)
         for headers in (getattr(error, "headers", None), getattr(response, "headers", None), _headers_of(response)):
-            if not isinstance(headers, Mapping):
-                continue
-            text = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-            if text.isdecimal():
-                return float(text)
+            if isinstance(headers, Mapping) and (wish_s := retry_after_s(headers)):
+                return wish_s
     return 0.0
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from kvstore_sdk.backend import Bounds, ConfigError, DeniedError, UnavailableError, is_valid_name
 from kvstore_sdk_backends.s3.backend import S3Backend
 from kvstore_sdk_backends.s3.client import AttemptError
+from kvstore_sdk_backends.s3.current import CREDENTIALS_S
 from kvstore_sdk_backends.s3.fsspec_client import FileSystemKind, FsspecClient
 from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.memory import ItemMemory
@@ -23,8 +24,6 @@ __all__ = ["open_abfs", "open_fsspec", "open_gs"]
 
 logger = logging.getLogger(__name__)
 
-OPEN_S = 20.0
-"""For finding credentials, which some libraries do while their file system is made."""
 PROBE_S = 30.0
 CLOSE_S = 5.0
 
@@ -106,11 +105,13 @@ def open_fsspec(kind: FileSystemKind, location: str, storage_options: str | None
     client = FsspecClient(kind, bucket, options, concurrency=settings.concurrency, request_timeout_s=settings.request_timeout_s)
     loop = EventLoop(f"kvstore-{kind.scheme}")
     try:
-        loop.run(f"{kind.scheme} open {shown}", client.open, OPEN_S)
+        loop.run(f"{kind.scheme} open {shown}", client.open, CREDENTIALS_S)
         loop.run(f"{kind.scheme} open {shown}", lambda: _probe(kind.scheme, client, prefix, settings.read_only), PROBE_S)
         backend = S3Backend(client, loop, shown=shown, prefix=prefix, settings=settings)
-    except BaseException:
+    except BaseException as error:
         loop.close(client.close, CLOSE_S)
+        # What it came from may hold the options.
+        error.__context__ = None
         raise
     logger.warning("%s: the backend %s is experimental: no release was tried on a real store of this kind", shown, kind.scheme)
     return backend

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
+import logging
 import re
 import ssl
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kvstore_sdk.backend import Bounds, ConfigError
 from kvstore_sdk_backends.s3.backend import MAX_NAME_BYTES, S3Backend
+from kvstore_sdk_backends.s3.current import CREDENTIALS_S
 from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.probe import PROBE_S, probe_store
 from kvstore_sdk_backends.s3.settings import (
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_location", "open_s3"]
 
-OPEN_S = 20.0
-"""For finding credentials: a chain may ask several services that do not answer."""
+logger = logging.getLogger(__name__)
+
 CLOSE_S = 5.0
 
 _MAX_KEY_BYTES = 1024
@@ -37,6 +40,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _PREFIX_SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9!'()*+,=@_.:-]+")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
 _STORAGE_CLASS = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_EXPRESS = "--x-s3"
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _MAX_TAGS = 10
 
@@ -56,7 +60,9 @@ def open_s3(
     session_token: Annotated[str | None, "belongs to temporary credentials"] = None,
     checksums: Annotated[Checksums, "when_supported: CRC-32 of each record, both ways; off: none, and no DeleteObjects"] = "when_required",
     conditional_writes: Annotated[
-        ConditionalWrites, "If-None-Match when a record is created; auto: where the probe finds that the store heeds it"
+        ConditionalWrites,
+        "If-None-Match when a record is created; auto: where the probe finds that the store heeds it, and never with nixl; "
+        "always: needs a store that heeds it, and creations do without nixl",
     ] = "auto",
     concurrency: Annotated[int, Bounds(ge=1, le=1024), "requests at one time, and connections kept"] = 64,
     connect_timeout_s: Annotated[float, Bounds(ge=0.01, le=300), "for a connection"] = 3.0,
@@ -79,6 +85,9 @@ def open_s3(
         BackendError: the store answers, but not now.
     """
     bucket, prefix = check_location(WHERE, location)
+    if bucket.endswith(_EXPRESS):
+        problem = f"{bucket} is a directory bucket of S3 Express, whose listings are not sorted; use a general purpose bucket"
+        raise ConfigError(WHERE, "location", problem)
     if max_bytes is not None:
         problem = "a bucket cannot be kept below a size by those who write to it; expire objects by a lifecycle rule, or run kvstore prune"
         raise ConfigError(WHERE, "max_bytes", problem)
@@ -138,11 +147,13 @@ def _open(bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
     client = S3fsClient(bucket, settings)
     loop = EventLoop("kvstore-s3")
     try:
-        loop.run(f"s3 open {shown}", client.open, OPEN_S)
+        loop.run(f"s3 open {shown}", client.open, CREDENTIALS_S)
         loop.run(f"s3 open {shown}", lambda: probe_store(client, bucket, prefix, settings), PROBE_S + CLOSE_S)
         return _backend(client, loop, bucket, prefix, settings)
-    except BaseException:
+    except BaseException as error:
         loop.close(client.close, CLOSE_S)
+        # What it came from holds requests, with what they were signed with.
+        error.__context__ = None
         raise
 
 
@@ -152,14 +163,23 @@ def _backend(client: S3fsClient, loop: EventLoop, bucket: str, prefix: str, sett
         try:
             from kvstore_sdk_backends.s3.nixl_backend import NixlS3Backend
 
-            return NixlS3Backend(client, loop, bucket=bucket, shown=shown, prefix=prefix, settings=settings)
+            backend = NixlS3Backend(client, loop, bucket=bucket, shown=shown, prefix=prefix, settings=settings)
         except ImportError as cause:
-            if settings.engine == "nixl":
-                problem = f"{cause.name or 'nixl'} cannot be imported ({cause}); pip install 'kvstore-sdk[nixl]', or write s3fs"
-                raise ConfigError(WHERE, "engine", problem) from cause
-        except ConfigError:
-            if settings.engine == "nixl":
-                raise
+            refused = ConfigError(
+                WHERE, "engine", f"{cause.name or 'nixl'} cannot be imported ({cause}); pip install 'kvstore-sdk[nixl]', or write s3fs"
+            )
+        except ConfigError as cause:
+            refused = cause
+        else:
+            logger.info("%s: engine nixl", shown)
+            return backend
+        if settings.engine == "nixl":
+            raise refused
+        # Whoever installed it wants it used.
+        level = logging.WARNING if importlib.util.find_spec("nixl") is not None else logging.INFO
+        logger.log(level, "%s: engine s3fs, since nixl cannot be used: %s", shown, refused.problem)
+    else:
+        logger.info("%s: engine s3fs", shown)
     return S3Backend(client, loop, shown=shown, prefix=prefix, settings=settings)
 
 

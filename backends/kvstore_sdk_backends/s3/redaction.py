@@ -9,9 +9,13 @@ __all__ = ["Redaction", "redact_logs"]
 
 _LOGGERS = (
     "aiobotocore.awsrequest",
+    "aiobotocore.credentials",
     "aiobotocore.endpoint",
     "aiobotocore.httpsession",
     "aiobotocore.parsers",
+    "aiobotocore.regions",
+    "aiobotocore.tokens",
+    "aiobotocore.utils",
     "botocore.auth",
     "botocore.awsrequest",
     "botocore.client",
@@ -20,6 +24,8 @@ _LOGGERS = (
     "botocore.hooks",
     "botocore.httpsession",
     "botocore.parsers",
+    "botocore.regions",
+    "botocore.tokens",
     "botocore.utils",
     "s3fs",
 )
@@ -37,21 +43,28 @@ _SECRETS = (
 
 
 class Redaction(logging.Filter):
-    """Replaces values of the headers and fields that hold credentials. Costs nothing while a logger is silent."""
+    """Replaces values of the headers and fields that hold credentials, also in tracebacks. Costs nothing while a logger is silent."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
             text = record.getMessage()
         except Exception:  # noqa: BLE001  # the handler will say what is wrong with it
             return True
-        redacted = text
-        for pattern in _SECRETS:
-            redacted = pattern.sub(r"\g<name>***", redacted)
-        if redacted != text:
+        if (redacted := _redacted(text)) != text:
             record.msg, record.args = redacted, None
+        if record.exc_info:
+            # As text alone: the exceptions themselves hold requests and answers.
+            record.exc_text, record.exc_info = _redacted(_formatter.formatException(record.exc_info)), None
         return True
 
 
+def _redacted(text: str) -> str:
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\g<name>***", text)
+    return text
+
+
+_formatter = logging.Formatter()
 _redaction = Redaction()
 
 

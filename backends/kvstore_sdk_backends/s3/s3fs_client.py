@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import math
-import time
+import errno
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,17 +12,16 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from kvstore_sdk.backend import BackendError, UnavailableError
-from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
-from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code
+from kvstore_sdk.backend import BackendError, ConfigError, UnavailableError
+from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo, delete_singly
+from kvstore_sdk_backends.s3.current import Current, Shared
+from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code, reason
 from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
 from kvstore_sdk_backends.s3.sessions import Credentials, Session
 from kvstore_sdk_backends.s3.settings import S3Settings
 
 __all__ = ["S3fsClient"]
 
-REFRESH_EVERY_S = 5.0
-"""A store that refuses for good must not have every request make a new session, which takes some 50 ms of the loop."""
 _SINGLE_DELETES = 16
 """At one time, where the store is spared DeleteObjects."""
 _MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404", "NoSuchObject"})
@@ -46,8 +44,8 @@ class S3fsClient:
         self.checksums = settings.checksums
         self._bucket = bucket
         self._settings = settings
-        self._session: Session | None = None
-        self._refreshed_s = -math.inf
+        self._sessions = Current(lambda: Session.open(settings, bucket), Session.close, _why_none)
+        self._fetching = Shared(_why_none)
         self._is_static = settings.access_key_id is not None
         self._put_extras: dict[str, str] = {}
         if settings.storage_class:
@@ -61,26 +59,24 @@ class S3fsClient:
     @property
     def endpoint(self) -> str:
         """Where requests go to, from the option, the environment or the profile; for AWS its own. Known after `open`."""
-        return "" if self._session is None else str(self._session.client.meta.endpoint_url)
+        return str(session.client.meta.endpoint_url) if (session := self._sessions.now) else ""
 
     @property
     def region(self) -> str:
         """Which region requests are signed for. Known after `open`."""
-        return "" if self._session is None else str(self._session.client.meta.region_name)
+        return str(session.client.meta.region_name) if (session := self._sessions.now) else ""
+
+    @property
+    def virtual(self) -> bool:
+        """Whether requests put the bucket before the host, rather than in the path. Known after `open`."""
+        return session.virtual if (session := self._sessions.now) else False
 
     async def open(self) -> None:
-        if self._session is None:
-            self._session = await Session.open(self._settings)
+        await self._sessions.open()
 
     async def refresh_credentials(self) -> None:
-        old = self._session
-        if old is None or self._is_static or self._is_fresh():
-            return
-        self._session = await Session.open(self._settings)
-        self._refreshed_s = time.monotonic()
-        old.retired = True
-        if not old.users:
-            await old.close()
+        if not self._is_static:
+            await self._sessions.renew(self._doing("credentials for", ""))
 
     async def credentials(self) -> Credentials | None:
         """Those that a request would be signed with now; refreshed where they expire. None: there are none.
@@ -88,14 +84,13 @@ class S3fsClient:
         Raises:
             AttemptError: they cannot be had.
         """
-        async with self._attempt("credentials for", "") as attempt:
-            return await attempt.session.credentials()
+        async with self._sessions.use(self._doing("credentials for", "")) as session:
+            await self._fetch(session).wait()
+            return session.signed_with
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.retired = True
-            await session.close()
+        await self._fetching.close()
+        await self._sessions.close()
 
     async def head(self, key: str) -> int | None:
         async with self._attempt("HEAD", key) as attempt:
@@ -146,7 +141,7 @@ class S3fsClient:
                     return False
                 if conditional and (status == 501 or code in _REFUSES_CONDITION) and self._settings.conditional_writes == "auto":
                     self.conditional = False
-                    failed = self._failed("PUT", key, cause, attempt.session, writes=True)
+                    failed = self._failed(self._doing("PUT", key), cause, attempt, writes=True)
                     raise AttemptError(failed.error, retryable=True, status=failed.status, code=failed.code) from None
                 raise
         return True
@@ -155,7 +150,7 @@ class S3fsClient:
         if not keys:
             return {}
         if self.checksums == "off" or len(keys) == 1:
-            return await self._delete_singly(keys)
+            return await delete_singly(keys, self._delete, _SINGLE_DELETES)
         async with self._attempt("DELETE", f"{len(keys)} objects", writes=True) as attempt:
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = await attempt.session.client.delete_objects(Bucket=self._bucket, Delete=wanted)
@@ -186,57 +181,44 @@ class S3fsClient:
         if done != memory.size_bytes:
             raise self._bad_body(key, f"ended after {done} of {memory.size_bytes} bytes")
 
-    async def _delete_singly(self, keys: Sequence[str]) -> dict[str, BackendError | None]:
-        turns = asyncio.Semaphore(_SINGLE_DELETES)
-
-        async def remove(key: str) -> AttemptError | None:
-            async with turns:
-                try:
-                    async with self._attempt("DELETE", key, writes=True) as attempt:
-                        try:
-                            await attempt.session.client.delete_object(Bucket=self._bucket, Key=key)
-                        except ClientError as cause:
-                            if not _is_missing(cause):
-                                raise
-                except AttemptError as error:
-                    return error
-            return None
-
-        answers = await asyncio.gather(*map(remove, keys))
-        failed = [answer for answer in answers if answer is not None]
-        if len(failed) == len(keys):
-            # Whoever asked may ask again, or with new credentials.
-            raise failed[0]
-        return {key: answer.error if answer else None for key, answer in zip(keys, answers, strict=True)}
+    async def _delete(self, key: str) -> None:
+        async with self._attempt("DELETE", key, writes=True) as attempt:
+            try:
+                await attempt.session.client.delete_object(Bucket=self._bucket, Key=key)
+            except ClientError as cause:
+                if not _is_missing(cause):
+                    raise
 
     @asynccontextmanager
     async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Attempt]:
         """A session for one request, within the time-outs. What is raised inside leaves as `AttemptError`."""
-        session = self._session
-        if session is None:
-            raise AttemptError(BackendError(f"{self._doing(verb, key)}: the client is closed"), code="closed")
-        session.users += 1
-        try:
+        doing = self._doing(verb, key)
+        async with self._sessions.use(doing) as session:
+            if session.expires_soon:
+                # Before the clock of the request begins. Who signs it would fetch them too, and be cancelled with it.
+                fetching = self._fetch(session)
+                await (fetching.wait() if session.is_expiring else asyncio.sleep(0))
             attempt = _Attempt(session, self._settings)
-            async with attempt.timeout:
-                yield attempt
-        except Exception as cause:  # noqa: BLE001  # whatever it is, the attempt failed
-            # Without the cause: what it says and holds may be a secret.
-            raise self._failed(verb, key, cause, session, writes=writes) from None
-        finally:
-            session.users -= 1
-            if session.retired and not session.users:
-                await session.close()
+            try:
+                async with attempt.timeout:
+                    yield attempt
+            except Exception as cause:  # noqa: BLE001  # whatever it is, the attempt failed
+                # Without the cause: what it says and holds may be a secret.
+                raise self._failed(doing, cause, attempt, writes=writes) from None
 
-    def _failed(self, verb: str, key: str, cause: Exception, session: Session, *, writes: bool) -> AttemptError:
-        failed = attempt_error(self._doing(verb, key), cause, writes=writes, secrets=session.secrets)
+    def _fetch(self, session: Session) -> Shared:
+        return self._fetching.begin(self._doing("credentials for", ""), session.fetch_credentials)
+
+    def _failed(self, doing: str, cause: Exception, attempt: _Attempt, *, writes: bool) -> AttemptError:
+        session = attempt.session
+        failed = attempt_error(doing, cause, writes=writes, secrets=session.secrets)
         if failed.stale_credentials:
             # New ones may mend it unless there can be none, or these are new themselves.
-            failed.stale_credentials = not (self._is_static or (session is self._session and self._is_fresh()))
+            failed.stale_credentials = not (self._is_static or self._sessions.is_new(session))
+        if writes and attempt.sent and not failed.status and failed.code != "PermanentRedirect":
+            # What was said last may be of a second connection, after the first one had taken it all.
+            failed.may_have_happened = True
         return failed
-
-    def _is_fresh(self) -> bool:
-        return time.monotonic() - self._refreshed_s < REFRESH_EVERY_S
 
     def _bad_body(self, key: str, what: str) -> AttemptError:
         return AttemptError(UnavailableError(f"{self._doing('GET', key)}: the body {what}"), retryable=True, code="body")
@@ -246,16 +228,17 @@ class S3fsClient:
 
 
 class _Attempt:
-    """One request: its session, and its end.
+    """One request: its session, its end, and whether any of its body was given out.
 
     One timer for all that bounds it. The library's own for silence is set anew with every piece, which takes a tenth of the time of a
     large body.
     """
 
-    __slots__ = ("_end_s", "_moved_s", "_now_s", "_silence_s", "session", "timeout")
+    __slots__ = ("_end_s", "_moved_s", "_now_s", "_silence_s", "sent", "session", "timeout")
 
     def __init__(self, session: Session, settings: S3Settings) -> None:
         self.session = session
+        self.sent = False
         self._now_s = asyncio.get_running_loop().time
         self._moved_s = self._now_s()
         self._end_s = self._moved_s + settings.request_timeout_s
@@ -298,6 +281,9 @@ class _Body:
         return self._at
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._attempt.sent:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was lost, and a body is not sent twice in one attempt")
+        self._attempt.sent = True
         for start in range(0, len(self), COPY_BYTES):
             self._attempt.moved()
             yield self._memory.read(start, min(COPY_BYTES, len(self) - start))
@@ -310,6 +296,11 @@ async def _crc32(memory: ItemMemory) -> str:
         # Some 100 us a piece: others may go on in between.
         await asyncio.sleep(0)
     return base64.b64encode(found.to_bytes(4, "big")).decode()
+
+
+def _why_none(cause: Exception) -> str:
+    """Why there are no credentials."""
+    return f"{cause.field}: {cause.problem}" if isinstance(cause, ConfigError) else reason(cause)
 
 
 def _answer_of(cause: ClientError) -> tuple[str, int]:

@@ -8,23 +8,32 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiobotocore
 import s3fs
 from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError, ProfileNotFound
+from botocore import UNSIGNED
+from botocore.exceptions import BotoCoreError, ProfileNotFound, UnknownCredentialError
 from botocore.utils import parse_timestamp
 
 from kvstore_sdk.backend import ConfigError
+from kvstore_sdk_backends.s3.failures import reason
 from kvstore_sdk_backends.s3.redaction import redact_logs
 from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
 
 __all__ = ["Credentials", "Session"]
 
 
+_SOON_S = 900.0
+_NOW_S = 600.0
+"""Before temporary credentials expire: from when on new ones are fetched, as botocore does too; and from when on requests wait for them."""
+_KILLED_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What requests are signed with now. `session_token` is empty where there is none."""
+    """What requests are signed with. `session_token` is empty where there is none."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -36,63 +45,143 @@ class Session:
 
     Attributes:
         client: Of aiobotocore, as s3fs makes it.
-        retired: Nobody begins a request with it any more.
-        secrets: What it was opened with, not to be repeated.
-        users: Requests that run with it.
+        signed_with: The credentials that were resolved last, None if there are none.
+        virtual: Whether its requests put the bucket before the host.
     """
 
-    __slots__ = ("_settings", "_source", "client", "retired", "secrets", "users")
+    __slots__ = ("_found", "_settings", "client", "signed_with", "virtual")
 
-    def __init__(self, settings: S3Settings, source: AioSession, client: Any) -> None:
+    def __init__(self, settings: S3Settings, found: Any, client: Any) -> None:
         self._settings = settings
-        self._source = source
+        self._found = found
         self.client = client
-        self.retired = False
-        self.secrets: tuple[str, ...] = ()
-        self.users = 0
+        self.signed_with: Credentials | None = None
+        self.virtual = False
 
     @classmethod
-    async def open(cls, settings: S3Settings) -> Session:
+    async def open(cls, settings: S3Settings, bucket: str) -> Session:
         """On the loop that it is for. Asks the sources of credentials; takes some 50 ms of the loop otherwise.
 
         Raises:
-            ConfigError: an option cannot be used.
+            ConfigError: an option cannot be used, or a source of credentials.
         """
         redact_logs()
+        source = AioSession(profile=settings.profile)
+        source.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
+        found = None if settings.access_key_id is not None else await _credentials(settings, source)
         try:
-            source = AioSession(profile=settings.profile)
-            source.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
-            session = cls(settings, source, await _file_system(settings, source).set_session())
-        except ProfileNotFound as cause:
-            raise ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration") from None
+            session = cls(settings, found, await _file_system(settings, source).set_session())
         except ValueError as cause:
             raise ConfigError(WHERE, "endpoint", f"{cause}; write http://host:port or https://host") from None
-        session.client.meta.events.register("before-call.s3", _no_redirection)
-        session.client.meta.events.register("request-created.s3.PutObject", _no_expectation)
-        # What is wrong with them, a request will tell.
-        with suppress(BotoCoreError, OSError, ValueError):
-            if found := await session.credentials():
-                session.secrets = tuple(filter(None, (found.secret_access_key, found.session_token)))
+        except BotoCoreError as cause:
+            raise _unusable(settings, cause) from None
+        try:
+            session.client.meta.events.register("before-call.s3", _no_redirection)
+            session.client.meta.events.register("request-created.s3.PutObject", _no_expectation)
+            session.virtual = await _is_virtual(session.client, bucket)
+            # What is wrong with them, a request will tell.
+            with suppress(Exception):
+                await session.fetch_credentials()
+        except BaseException:
+            await session.close()
+            raise
         return session
 
-    async def credentials(self) -> Credentials | None:
-        """Those that a request would be signed with now; refreshed where they expire. None: there are none.
-
-        Raises:
-            BotoCoreError: they cannot be had.
-        """
+    async def fetch_credentials(self) -> None:
+        """Set `signed_with` to those of now, which are fetched where they expire. May raise whatever their source does."""
         settings = self._settings
         if settings.access_key_id is not None:
-            return Credentials(settings.access_key_id, settings.secret_access_key or "", settings.session_token or "")
-        found = await self._source.get_credentials()
-        if found is None:
-            return None
-        frozen = await found.get_frozen_credentials()
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token or "")
+            self.signed_with = Credentials(settings.access_key_id, settings.secret_access_key or "", settings.session_token or "")
+        elif self._found is not None:
+            frozen = await self._found.get_frozen_credentials()
+            self.signed_with = Credentials(frozen.access_key, frozen.secret_key, frozen.token or "")
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Not to be repeated."""
+        now = self.signed_with
+        return () if now is None else tuple(filter(None, (now.secret_access_key, now.session_token)))
+
+    @property
+    def expires_soon(self) -> bool:
+        """Better fetch credentials now; those of now still serve."""
+        return self._expires_within(_SOON_S)
+
+    @property
+    def is_expiring(self) -> bool:
+        """Requests need other credentials first."""
+        return self._expires_within(_NOW_S)
 
     async def close(self) -> None:
         """Close its connections, also those in use."""
         await self.client.close()
+
+    def _expires_within(self, seconds: float) -> bool:
+        # Those that never expire have no such method.
+        needed = getattr(self._found, "refresh_needed", None)
+        return needed is not None and bool(needed(seconds))
+
+
+async def _credentials(settings: S3Settings, source: AioSession) -> Any:
+    """From the first source that has some, None if none has."""
+    try:
+        with suppress(UnknownCredentialError):
+            source.get_component("credential_provider").get_provider("custom-process")._popen = _Program.start
+        return await source.get_credentials()
+    except Exception as cause:  # noqa: BLE001  # a source may be any program or file
+        problem = _unusable(settings, cause)
+    # Outside, so that what a source said is not in its context.
+    raise problem
+
+
+def _unusable(settings: S3Settings, cause: Exception) -> ConfigError:
+    """The AWS configuration, or what it says of credentials."""
+    if isinstance(cause, ProfileNotFound):
+        return ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration")
+    problem = f"the AWS configuration, or what it names, gives no credentials ({reason(cause)}); mend it, or give access_key_id"
+    return ConfigError(WHERE, "profile" if settings.profile is not None else "access_key_id", problem)
+
+
+async def _is_virtual(client: Any, bucket: str) -> bool:
+    """By the URL that botocore makes. Endpoints of the environment and names that are no host names count in that."""
+
+    def unsigned(**_: Any) -> Any:
+        return UNSIGNED
+
+    client.meta.events.register_first("choose-signer.s3.HeadObject", unsigned)
+    try:
+        url = await client.generate_presigned_url("head_object", Params={"Bucket": bucket, "Key": "key"})
+    finally:
+        client.meta.events.unregister("choose-signer.s3.HeadObject", unsigned)
+    return not urlsplit(url).path.endswith(f"/{bucket}/key")
+
+
+class _Program:
+    """A program that prints credentials. It does not outlive whoever waits for it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, *arguments: str, **options: Any) -> _Program:
+        return cls(await asyncio.create_subprocess_exec(*arguments, **options))
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        try:
+            return await self._process.communicate()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            # Its pipes may be held open by programs that it started.
+            self._process._transport.close()  # type: ignore[attr-defined]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KILLED_S):
+                    await self._process.wait()
+            raise
 
 
 def _file_system(settings: S3Settings, source: AioSession) -> Any:

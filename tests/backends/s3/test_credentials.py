@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from s3_server import REGION, S3Server
 
 from kvstore_sdk.backend import ConfigError, Deadline, DeniedError, Get, GetResult, GetStatus, Put, PutStatus, Region, open_backend
 from kvstore_sdk_backends.s3 import S3Backend, open_s3
-from kvstore_sdk_backends.s3.redaction import Redaction
+from kvstore_sdk_backends.s3.redaction import Redaction, redact_logs
 from kvstore_sdk_backends.s3.settings import S3Settings
 
 NAME = "v1/record"
@@ -235,6 +236,27 @@ def test_the_log_filter_knows_the_forms_in_which_secrets_come(text: str) -> None
     assert SECRET not in record.getMessage()
     assert TOKEN not in record.getMessage()
     assert "***" in record.getMessage()
+
+
+def test_the_log_filter_looks_into_tracebacks() -> None:
+    """botocore logs one of each refresh that failed."""
+    try:
+        raise ValueError(f"headers={{'X-Amz-Security-Token': b'{TOKEN}'}}")
+    except ValueError:
+        record = logging.LogRecord("aiobotocore.credentials", logging.WARNING, __file__, 1, "Refreshing failed", (), sys.exc_info())
+    assert Redaction().filter(record)
+    text = logging.Formatter().format(record)
+    assert "Refreshing failed" in text
+    assert "ValueError: headers=" in text
+    assert TOKEN not in text
+    assert record.exc_info is None, "some handlers look into it themselves"
+
+
+def test_every_logger_of_the_library_that_tells_of_credentials_is_filtered() -> None:
+    redact_logs()
+    for name in ("credentials", "tokens", "utils", "regions"):
+        for library in ("botocore", "aiobotocore"):
+            assert any(isinstance(one, Redaction) for one in logging.getLogger(f"{library}.{name}").filters)
 
 
 def test_settings_do_not_show_them() -> None:

@@ -28,8 +28,9 @@ from kvstore_sdk.backend import (
     UnavailableError,
     UnsupportedError,
 )
+from kvstore_sdk_backends.s3.causes import retry_after_s
 from kvstore_sdk_backends.s3.client import AttemptError
-from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code, retry_after_s
+from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code
 from kvstore_sdk_backends.s3.memory import ReturnedError
 
 DOING = "s3 PUT bucket/kv/name"
@@ -76,10 +77,44 @@ def test_an_answer_becomes_the_error_that_advises_right(status: int, code: str |
     assert "\n" not in str(failed.error)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504])
-def test_only_what_changes_something_may_have_happened(status: int) -> None:
-    assert attempt_error(DOING, answer(status), writes=True).may_have_happened
-    assert not attempt_error(DOING, answer(status)).may_have_happened
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (500, "InternalError"),
+        (502, None),
+        (503, "InternalError"),
+        # Of a gateway: it may have passed the request on before it lost the store.
+        (503, None),
+        (504, None),
+        (520, None),
+        (522, None),
+        (524, None),
+        (408, None),
+        (499, None),
+    ],
+)
+def test_a_put_that_a_gateway_gave_up_may_have_happened(status: int, code: str | None) -> None:
+    assert attempt_error(DOING, answer(status, code), writes=True).may_have_happened
+    assert not attempt_error(DOING, answer(status, code)).may_have_happened, "a read changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "SlowDown"),
+        (503, "ServiceUnavailable"),
+        (507, "XMinioStorageFull"),
+        (501, "NotImplemented"),
+        (501, None),
+        (505, None),
+        (507, None),
+        (400, "RequestTimeout"),
+        (429, None),
+        (412, "PreconditionFailed"),
+    ],
+)
+def test_a_refusal_in_the_words_of_a_store_is_definite(status: int, code: str | None) -> None:
+    assert not attempt_error(DOING, answer(status, code), writes=True).may_have_happened
 
 
 @pytest.mark.parametrize(
@@ -175,18 +210,23 @@ def test_a_failure_while_another_was_handled_is_told_by_its_own_words() -> None:
 @pytest.mark.parametrize(
     "cause",
     [
-        answer(403, "AccessDenied", "the secret TOP/SECRET+KEY was used\nand the token TOKEN=="),
-        answer(403, "TOP/SECRET+KEY", "TOKEN=="),
+        answer(403, "AccessDenied", "the secret TOP/SECRET+KEY was used\nand the token A-TOKEN=="),
+        answer(403, "TOP/SECRET+KEY", "A-TOKEN=="),
         boto.ProxyConnectionError(proxy_url="http://user:hunter2@proxy:3128", error=OSError("http://user:hunter2@proxy")),
         OSError("cannot use https://user:hunter2@host/TOP/SECRET+KEY"),
-        ValueError("TOP/SECRET+KEY\nTOKEN=="),
+        ValueError("TOP/SECRET+KEY\nA-TOKEN=="),
     ],
 )
 def test_no_secret_is_repeated(cause: Exception) -> None:
-    failed: Any = attempt_error(DOING, cause, secrets=("TOP/SECRET+KEY", "TOKEN=="))
+    failed: Any = attempt_error(DOING, cause, secrets=("TOP/SECRET+KEY", "A-TOKEN=="))
     for text in (str(failed), repr(failed), str(failed.error), repr(failed.error), failed.code):
-        assert not [secret for secret in ("TOP/SECRET", "TOKEN==", "hunter2") if secret in text]
+        assert not [secret for secret in ("TOP/SECRET", "A-TOKEN==", "hunter2") if secret in text]
         assert "\n" not in text
+
+
+def test_a_secret_that_is_a_word_does_not_turn_messages_into_riddles() -> None:
+    failed = attempt_error(DOING, answer(403, "AccessDenied", "the test of s3 was refused"), secrets=("test", "s3"))
+    assert "the test of s3 was refused" in str(failed.error)
 
 
 def test_the_wish_to_wait_is_read_in_both_forms() -> None:

@@ -267,6 +267,54 @@ def test_a_key_that_cannot_be_removed_does_not_keep_the_others() -> None:
     play(client_of(store), scene)
 
 
+def test_where_none_can_be_removed_whoever_asked_may_ask_again() -> None:
+    """With other credentials for example."""
+    store = Store({"b/k0": b"x", "b/k1": b"x"}, faults=[("rm", HttpError(401)), ("rm", HttpError(401))])
+
+    async def scene(client: FsspecClient) -> None:
+        with pytest.raises(AttemptError) as caught:
+            await client.delete(["k0", "k1"])
+        assert caught.value.stale_credentials
+        assert await client.delete(["k0", "k1"]) == {"k0": None, "k1": None}
+
+    play(client_of(store), scene)
+
+
+def test_a_store_that_refuses_for_good_has_one_file_system_made() -> None:
+    store = Store(faults=[("info", HttpError(401)) for _ in range(5)])
+
+    async def scene(client: FsspecClient) -> None:
+        stale = []
+        for _ in range(5):
+            with pytest.raises(AttemptError) as caught:
+                await client.head("k")
+            stale.append(caught.value.stale_credentials)
+            if stale[-1]:
+                await client.refresh_credentials()
+        assert stale == [True, False, False, False, False]
+        assert len(store.made) == 2
+
+    play(client_of(store), scene)
+
+
+def test_a_file_system_that_cannot_be_made_anew_is_for_the_operator_to_mend() -> None:
+    store = Store({"b/k": b"x"})
+    client = client_of(store)
+
+    async def scene(client: FsspecClient) -> None:
+        client._options["token"] = "hidden-token"
+        client._options["loop"] = None
+        with pytest.raises(
+            AttemptError, match="any credentials for b: credentials cannot be had: storage_options: scripted cannot"
+        ) as caught:
+            await client.refresh_credentials()
+        assert isinstance(caught.value.error, DeniedError)
+        assert "hidden-token" not in str(caught.value.error)
+        assert await client.head("k") == 1, "the old one is as good as it was"
+
+    play(client, scene)
+
+
 def test_an_attempt_ends_at_its_time_out_and_the_next_succeeds() -> None:
     async def never() -> None:
         await asyncio.sleep(LIMIT_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore_sdk.backend import ConfigError, backend_options, is_valid_name, open_backend
+from kvstore_sdk_backends.s3 import S3Backend
 from kvstore_sdk_backends.s3.opening import check_location, open_s3
 
 KEYS = {"access_key_id": "KEY", "secret_access_key": "a-secret"}
@@ -93,6 +96,12 @@ NO_LOCATIONS += ["s3://bucket/kv", "bücket/kv", f"bucket/{'x' * 800}", f"{'b' *
 @pytest.mark.parametrize("location", NO_LOCATIONS)
 def test_what_is_no_location_is_refused(location: str) -> None:
     assert refused(location).field == "location"
+
+
+def test_a_directory_bucket_is_refused_since_it_lists_in_no_order() -> None:
+    error = refused("kv--euc1-az1--x-s3/kv")
+    assert error.field == "location"
+    assert "not sorted" in str(error)
 
 
 @given(st.text())
@@ -198,3 +207,44 @@ def test_opening_in_vain_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     assert refused().field == "endpoint"
     assert set(threading.enumerate()) <= before
+
+
+def opened(**options: Any) -> S3Backend:
+    return open_s3("bucket/kv", **({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "probe": "off"} | KEYS | options))
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> tuple[str, str]:
+    [record] = [record for record in caplog.records if record.name == "kvstore_sdk_backends.s3.opening"]
+    return record.levelname, record.getMessage()
+
+
+@pytest.mark.parametrize("engine", ["s3fs", "nixl"])
+def test_the_engine_that_was_taken_is_logged_once(engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip(engine)
+    caplog.set_level(logging.INFO)
+    opened(engine=engine).close()
+    assert logged(caplog) == ("INFO", f"s3://bucket/kv: engine {engine}")
+
+
+@pytest.mark.parametrize(("installed", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_auto_tells_why_it_does_without_nixl(
+    installed: bool, level: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loudly where somebody installed it for this."""
+    pytest.importorskip("s3fs")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: installed or None if name == "nixl" else find_spec(name, *more))
+    caplog.set_level(logging.INFO)
+    # One of the settings that nixl cannot follow.
+    opened(verify_tls=False).close()
+    said = logged(caplog)
+    assert said[0] == level
+    assert said[1].startswith("s3://bucket/kv: engine s3fs, since nixl cannot be used: nixl always verifies certificates")
+    with pytest.raises(ConfigError, match="engine: nixl always verifies certificates"):
+        opened(engine="nixl", verify_tls=False)
+
+
+def test_what_led_to_a_refusal_is_not_kept_with_it() -> None:
+    """It holds the request, with what that was signed with."""
+    pytest.importorskip("s3fs")
+    assert refused().__context__ is None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("s3fs")
 
+from botocore.exceptions import EndpointConnectionError
+from client_steps import KEY, UNTOUCHED, Ask, Step, asker, failure, getting, memory_of, some_bytes
 from fault_proxy import FaultProxy
 from proxy_faults import (
     Bandwidth,
@@ -28,60 +28,18 @@ from proxy_faults import (
     WrongBytes,
     slow_down,
 )
-from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
+from s3_server import S3Server
 
 from kvstore_sdk.backend import DeniedError, ThrottledError, UnavailableError, UnsupportedError
 from kvstore_sdk_backends.s3.client import AttemptError
-from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
+from kvstore_sdk_backends.s3.memory import COPY_BYTES
 from kvstore_sdk_backends.s3.s3fs_client import S3fsClient
-from kvstore_sdk_backends.s3.settings import S3Settings
-
-Step = Callable[[S3fsClient], Awaitable[Any]]
-Ask = Callable[..., Any]
-
-KEY = "kv/v1/record"
-UNTOUCHED = 0xA5
-LIMIT_S = 60.0
 
 
 @pytest.fixture
 def ask(proxy: FaultProxy, bucket: str) -> Ask:
     """Runs a step with an open client that talks through the proxy."""
-
-    def run(step: Step, **options: Any) -> Any:
-        given = {"endpoint": proxy.endpoint, "access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY, "region": REGION}
-        return asyncio.run(_within(bucket, S3Settings(**(given | options)), step))
-
-    return run
-
-
-async def _within(bucket: str, settings: S3Settings, step: Step) -> Any:
-    client = S3fsClient(bucket, settings)
-    await client.open()
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            return await step(client)
-    finally:
-        await client.close()
-
-
-def some_bytes(length: int, seed: int = 7) -> bytes:
-    return random.Random(seed).randbytes(length)
-
-
-def memory_of(data: bytes | bytearray) -> ItemMemory:
-    return ItemMemory(memoryview(bytearray(data)))
-
-
-def getting(size_bytes: int) -> tuple[bytearray, ItemMemory]:
-    found = bytearray([UNTOUCHED]) * size_bytes
-    return found, ItemMemory(memoryview(found))
-
-
-def failure(ask: Ask, step: Step, **options: Any) -> AttemptError:
-    with pytest.raises(AttemptError) as raised:
-        ask(step, **options)
-    return raised.value
+    return asker(proxy.endpoint, bucket)
 
 
 @pytest.mark.parametrize("checksums", ["when_required", "when_supported", "off"])
@@ -238,6 +196,51 @@ def test_a_bucket_that_is_elsewhere_is_no_place_to_go_to(ask: Ask, proxy: FaultP
     assert isinstance(failed.error, DeniedError)
     assert (failed.code, failed.retryable, failed.may_have_happened) == ("PermanentRedirect", False, False)
     assert "set region or endpoint" in str(failed.error)
+
+
+class TwoConnections:
+    """A client that sends a body over one connection, loses it, and tries another: as aiohttp may with what it calls idempotent."""
+
+    def __init__(self, real: Any) -> None:
+        self.meta = real.meta
+        self.close = real.close
+        self.sent: list[bytes] = []
+
+    async def put_object(self, **request: Any) -> None:
+        self.sent.append(b"".join([piece async for piece in request["Body"]]))
+        self.sent += [piece async for piece in request["Body"]]
+
+
+def test_a_body_is_sent_once_in_an_attempt(ask: Ask) -> None:
+    data = some_bytes(2 * COPY_BYTES)
+
+    async def step(client: S3fsClient) -> list[bytes]:
+        session = client._sessions.now
+        assert session is not None
+        session.client = fake = TwoConnections(session.client)
+        with pytest.raises(AttemptError, match="the connection was lost, and a body is not sent twice") as raised:
+            await client.put(KEY, memory_of(data), False)
+        assert (raised.value.may_have_happened, raised.value.retryable) == (True, True)
+        return fake.sent
+
+    assert ask(step) == [data]
+
+
+def test_a_body_that_went_out_may_have_arrived_whatever_came_last(ask: Ask) -> None:
+    async def put_object(**request: Any) -> None:
+        async for _ in request["Body"]:
+            break
+        raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1", error=ConnectionRefusedError(111, "Connection refused"))
+
+    async def step(client: S3fsClient) -> AttemptError:
+        session = client._sessions.now
+        assert session is not None
+        session.client.put_object = put_object
+        with pytest.raises(AttemptError) as raised:
+            await client.put(KEY, memory_of(b"x"), False)
+        return raised.value
+
+    assert ask(step).may_have_happened
 
 
 def test_nobody_listening_is_a_put_that_did_not_happen(ask: Ask) -> None:
