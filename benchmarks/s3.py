@@ -37,7 +37,7 @@ NAMES = {
 BUCKET = "benchmark"
 BYTES_PER_ROUND = 16 << 20
 LEAST_RECORDS = 4
-# As many records as are under way, several times over, or most of a round is its beginning and its end; but 16 MiB, 32 at a time, are enough.
+# Several times as many records as are under way, or most of a round is its beginning and its end. Of 16 MiB 32 are enough.
 WAVES, MOST_BYTES_FOR_WAVES = 2, 256 << 20
 WANTED = 0.95
 # One cell is never judged.
