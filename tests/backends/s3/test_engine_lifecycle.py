@@ -167,6 +167,7 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(store: Any, de
     assert status == 0
     proxy.reset()
     assert desk.get(store, "a", 4096)[0].status is GetStatus.FOUND
+    assert desk.put(store, "b", b"x" * 4096).status is PutStatus.STORED
     assert store.exists(names, Deadline.after(30)) == [False] * 16
     # Each was asked once: no connection had been taken from under it.
     assert len([seen for seen in proxy.requests if seen.method == "HEAD"]) == 16
