@@ -1,4 +1,4 @@
-"""All that knows NIXL: agents with its plugin for object stores, and transfers between their memory and objects.
+"""All that knows NIXL: an agent with its plugin for object stores, and transfers between its memory and objects.
 
 What was seen of NIXL 1.5.1, and what follows from it here:
 
@@ -20,24 +20,21 @@ import itertools
 import logging
 import os
 import sys
-import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from kvstore_sdk.backend import UnsupportedError
+from kvstore_sdk.backend import Deadline, UnsupportedError
 from kvstore_sdk_backends.s3.staging import PageMap, Staging
 
-__all__ = ["MAX_STAGED_BYTES", "NixlAgents", "Slot", "State"]
+__all__ = ["UNTOLD", "Agent", "Owner", "Slot", "State", "Verb"]
 
-MAX_STAGED_BYTES = 64 << 20
-"""Longest record of a transfer: a slot keeps the memory of the longest it had."""
-CONNECTIONS = 25
-"""Of one S3 client of the AWS SDK that NIXL uses; it cannot be set."""
+UNTOLD = "nixl: /proc/self/pagemap does not tell how long an object was, here, or with memory that is locked (mlockall)"
+"""Why it cannot be used."""
 
-_LEAST_STAGED_BYTES = 1 << 20
+Verb = Literal["READ", "WRITE"]
 
 
 class State(Enum):
@@ -67,10 +64,24 @@ def _import_nixl() -> Any:
     return _api
 
 
-class _Agent:
+class Owner(Protocol):
+    """Of slots."""
+
+    pages: PageMap
+
+    def give_back(self, slot: Slot, running: bool) -> None:
+        """Nobody uses `slot` any more, except its transfer if that is still `running`."""
+        ...
+
+    def give_up(self) -> None:
+        """Give no slot to anybody any more: memory does not tell how long an object was."""
+        ...
+
+
+class Agent:
     """One NIXL agent with one S3 client, and slots for as many transfers as that has connections."""
 
-    def __init__(self, parameters: Mapping[str, str], slots: int, pages: PageMap) -> None:
+    def __init__(self, parameters: Callable[[], Mapping[str, str]], slots: int, owner: Owner) -> None:
         api = _import_nixl()
         sync = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
         self.name = f"kvstore-{uuid.uuid4().hex}"
@@ -78,57 +89,70 @@ class _Agent:
         self.nixl = api.nixl_agent(self.name, api.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=sync))
         if "OBJ" not in self.nixl.get_plugin_list():
             raise UnsupportedError("nixl: this build has no plugin OBJ")
-        self.nixl.create_backend("OBJ", {**parameters, "num_threads": str(slots)})
+        self.nixl.create_backend("OBJ", {**parameters(), "num_threads": str(slots)})
         # It keeps the parameters, secrets among them, for whoever asks.
         self.nixl.backend_options.clear()
         self.device_ids = itertools.count(1)
-        self.slots = [Slot(self, pages) for _ in range(slots)]
+        self.slots = [Slot(self, owner) for _ in range(slots)]
         # One reference that nobody holds: the end of the interpreter must not destroy an agent whose transfers run, nor their memory.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def end(self) -> None:
         """Destroy it. No transfer of it may be running."""
         for slot in self.slots:
-            slot._unregister()
+            slot.drop()
         self.slots.clear()
         self.nixl = None
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self))
 
 
 class Slot:
-    """Memory for one record, and at most one transfer to or from it. Belongs to one thread at a time."""
+    """Memory for one record, and at most one transfer to or from it. Belongs to one thread at a time: its owner gives it out.
 
-    def __init__(self, agent: _Agent, pages: PageMap) -> None:
+    Attributes:
+        room_bytes: The memory that it has, or makes when it begins.
+        writes: It was taken for a WRITE, and is not free.
+        freed_s: When it was last given back, by the monotonic clock.
+    """
+
+    def __init__(self, agent: Agent, owner: Owner) -> None:
+        self.room_bytes = 0
+        self.writes = False
+        self.freed_s = 0.0
         self._agent = agent
-        self._pages = pages
+        self._owner = owner
         self._staging: Staging | None = None
         self._memory: Any = None
         self._object: Any = None
         self._handle: Any = None
 
-    def begin(self, verb: Literal["READ", "WRITE"], key: str, address: int, size_bytes: int) -> None:
+    def begin(self, verb: Verb, key: str, address: int, size_bytes: int, deadline: Deadline) -> bool:
         """Begin to store the `size_bytes` at `address` under `key` (they are copied first), or to read the object `key`.
 
-        A failure shows in `state`.
+        Returns:
+            False: nothing was sent; there is no memory, or no time to copy. Another failure shows in `state`.
         """
         nixl = self._agent.nixl
         # Objects are told apart by these numbers: one that is used again would redirect a transfer that still runs.
         device_id = next(self._agent.device_ids)
+        sent = False
         # NIXL raises classes of its own, one for each status.
         with suppress(Exception):
-            staging = self._room_for(size_bytes)
+            staging = self._staged()
             length = size_bytes
-            if verb == "WRITE":
-                staging.put_in(address, size_bytes)
-            else:
+            if verb == "READ":
                 staging.expect()
                 length += 1
+            elif not staging.put_in(address, size_bytes, deadline):
+                return False
             self._object = nixl.register_memory([(0, length, device_id, key)], "OBJ")
             local = nixl.get_xfer_descs([(staging.start(size_bytes), length, 0)], "DRAM")
             self._handle = nixl.initialize_xfer(verb, local, self._object.trim(), self._agent.name)
+            sent = True
             nixl.transfer(self._handle)
-            return
+            return True
         self._release()
+        return sent
 
     def state(self) -> State:
         """Of the transfer that was begun last. Once it is not RUNNING, this slot may begin another."""
@@ -144,21 +168,45 @@ class Slot:
         self._release()
         return state
 
-    def take_out(self, address: int, size_bytes: int) -> bool:
-        """Copy the record of a READ that is DONE to `address`. False: it may be longer or shorter; nothing was copied."""
-        if self._staging is None or not self._staging.is_exact():
-            return False
-        self._staging.take_out(address, size_bytes)
-        return True
+    def take_out(self, address: int, size_bytes: int, deadline: Deadline) -> bool:
+        """Copy the record of a READ that is DONE to `address`.
 
-    def _room_for(self, size_bytes: int) -> Staging:
-        if self._staging is None or self._staging.capacity_bytes < size_bytes:
-            self._unregister()
-            capacity_bytes = max(_LEAST_STAGED_BYTES, 1 << (size_bytes - 1).bit_length())
-            staging = Staging(capacity_bytes, self._pages)
+        Returns:
+            False: it may be longer or shorter, and nothing was copied; or the deadline passed meanwhile.
+        """
+        staging = self._staging
+        try:
+            return staging is not None and staging.is_exact() and staging.take_out(address, size_bytes, deadline)
+        except OSError:
+            # The next one that is made tells whether this can be done at all any more.
+            self.drop()
+            return False
+
+    def give_back(self, running: bool = False) -> None:
+        """To whoever takes it next. `running`: the transfer goes on; the slot will be free when it is over."""
+        self._owner.give_back(self, running)
+
+    def drop(self) -> None:
+        """Free its memory. No transfer may be running."""
+        memory, self._memory = self._memory, None
+        self._staging = None
+        self.room_bytes = 0
+        with suppress(Exception):
+            if memory is not None:
+                self._agent.nixl.deregister_memory(memory)
+
+    def _staged(self) -> Staging:
+        staging, room_bytes = self._staging, self.room_bytes
+        if staging is None or staging.capacity_bytes < room_bytes:
+            self.drop()
+            self.room_bytes = room_bytes
+            staging = Staging(room_bytes, self._owner.pages)
+            if not staging.works():
+                self._owner.give_up()
+                raise UnsupportedError(UNTOLD)
             self._memory = self._agent.nixl.register_memory([(staging.address, staging.mapped_bytes, 0, "")], "DRAM")
             self._staging = staging
-        return self._staging
+        return staging
 
     def _release(self) -> None:
         nixl = self._agent.nixl
@@ -170,144 +218,3 @@ class Slot:
         with suppress(Exception):
             if described is not None:
                 nixl.deregister_memory(described)
-
-    def _unregister(self) -> None:
-        memory, self._memory = self._memory, None
-        self._staging = None
-        with suppress(Exception):
-            if memory is not None:
-                self._agent.nixl.deregister_memory(memory)
-
-
-class NixlAgents:
-    """Slots for so many transfers at a time, of any threads, all with one endpoint, bucket and pair of keys.
-
-    Closed, it ends as soon as no transfer runs; while one does, that is looked for whenever others are made or closed.
-    """
-
-    _closed_ones: set[NixlAgents] = set()  # noqa: RUF012  # of the process
-    _closed_lock = threading.RLock()
-    _used = _forked = False
-
-    def __init__(self, parameters: Mapping[str, str], concurrency: int) -> None:
-        """
-        Args:
-            parameters: Of the plugin OBJ.
-            concurrency: Transfers at a time.
-
-        Raises:
-            ImportError: there is no NIXL.
-            UnsupportedError: NIXL or this machine cannot do it; the message says why.
-        """
-        if NixlAgents._forked:
-            # The threads of the AWS SDK are not there.
-            raise UnsupportedError("nixl: this process was forked from one that used it; start a fresh one")
-        NixlAgents._end_closed()
-        # Of the kind that a signal handler which calls `close` may take again.
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._left: list[Slot] = []
-        self._taken = 0
-        self._closed = False
-        self._agents: list[_Agent] = []
-        try:
-            self._pages = PageMap()
-        except OSError as cause:
-            raise UnsupportedError(
-                f"nixl: /proc/self/pagemap cannot be read ({cause.strerror}), which tells how long an object was"
-            ) from cause
-        try:
-            if not Staging(1, self._pages).works():
-                raise UnsupportedError("nixl: /proc/self/pagemap does not tell which memory was touched, and so how long an object was")
-            NixlAgents._used = True
-            rest = concurrency
-            for count in range(-(-concurrency // CONNECTIONS), 0, -1):
-                self._agents.append(_Agent(parameters, -(-rest // count), self._pages))
-                rest -= len(self._agents[-1].slots)
-        except BaseException as cause:
-            self._end()
-            if isinstance(cause, (UnsupportedError, ImportError)) or not isinstance(cause, Exception):
-                raise
-            # Without its text and its chain, which may hold the keys.
-            raise UnsupportedError(f"nixl: its plugin OBJ cannot be used: it raised {type(cause).__name__}") from None
-        self._free = [slot for agent in self._agents for slot in agent.slots]
-        self._many = concurrency // 2
-
-    def take(self) -> Slot | None:
-        """A free slot, for whoever gives it back. None: there is none now, or this is closed."""
-        with self._lock:
-            if self._closed:
-                return None
-            if self._left:
-                self._collect()
-            if not self._free:
-                return None
-            self._taken += 1
-            # The one that was used last has its memory already.
-            return self._free.pop()
-
-    def give_back(self, slot: Slot, running: bool = False) -> None:
-        """`running`: the transfer goes on; the slot will be free when it is over."""
-        with self._lock:
-            self._taken -= 1
-            (self._left if running else self._free).append(slot)
-        if self._closed:
-            NixlAgents._end_closed()
-
-    def is_held_up(self) -> bool:
-        """Whether most transfers outlive those who waited for them: better not begin others."""
-        with self._lock:
-            if self._left:
-                self._collect()
-            return len(self._left) > self._many
-
-    def close(self) -> None:
-        """Never blocks on a transfer. Idempotent. In a forked child it does nothing."""
-        if os.getpid() != self._pid:
-            return
-        with NixlAgents._closed_lock:
-            if self._closed:
-                return
-            self._closed = True
-            NixlAgents._closed_ones.add(self)
-        NixlAgents._end_closed()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is closed, and nothing of it is left."""
-        return self._closed and not self._agents
-
-    def _collect(self) -> None:
-        """Free the slots whose transfers are over by now."""
-        running = [slot for slot in self._left if slot.state() is State.RUNNING]
-        self._free += [slot for slot in self._left if slot not in running]
-        self._left = running
-
-    def _end(self) -> None:
-        for agent in self._agents:
-            agent.end()
-        self._agents.clear()
-        self._pages.close()
-
-    @classmethod
-    def _end_closed(cls) -> None:
-        """End those that are closed and idle by now."""
-        with cls._closed_lock:
-            for agents in list(cls._closed_ones):
-                with agents._lock:
-                    agents._collect()
-                    if agents._taken or agents._left:
-                        continue
-                    agents._free.clear()
-                    agents._end()
-                cls._closed_ones.discard(agents)
-
-
-def _forget() -> None:
-    """In a forked child: the threads of its parent's agents are not there, and would be waited for."""
-    NixlAgents._forked = NixlAgents._used
-    NixlAgents._closed_lock = threading.RLock()
-    NixlAgents._closed_ones = set()
-
-
-os.register_at_fork(after_in_child=_forget)

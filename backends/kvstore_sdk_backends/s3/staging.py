@@ -9,8 +9,12 @@ import random
 import sys
 from contextlib import suppress
 
+from kvstore_sdk.backend import Deadline
+
 __all__ = ["PageMap", "Staging"]
 
+_COPY_BYTES = 8 << 20
+"""Of a copy between two looks at the deadline: some 2 ms, and 20 times as long where memory is touched for the first time."""
 _PRESENT_OR_SWAPPED = 0b11 << 62
 """Of an entry of /proc/self/pagemap: https://docs.kernel.org/admin-guide/mm/pagemap.html"""
 
@@ -68,13 +72,13 @@ class Staging:
         """Address of a record of `size_bytes`."""
         return self._guard - size_bytes
 
-    def put_in(self, source: int, size_bytes: int) -> None:
-        """Copy a record from the address `source`. Other threads run meanwhile."""
-        ctypes.memmove(self.start(size_bytes), source, size_bytes)
+    def put_in(self, source: int, size_bytes: int, deadline: Deadline) -> bool:
+        """Copy a record from the address `source`. Other threads run meanwhile. False: the deadline passed first."""
+        return _copy(self.start(size_bytes), source, size_bytes, deadline)
 
-    def take_out(self, target: int, size_bytes: int) -> None:
-        """Copy the record to the address `target`. Other threads run meanwhile."""
-        ctypes.memmove(target, self.start(size_bytes), size_bytes)
+    def take_out(self, target: int, size_bytes: int, deadline: Deadline) -> bool:
+        """Copy the record to the address `target`. Other threads run meanwhile. False: the deadline passed first."""
+        return _copy(target, self.start(size_bytes), size_bytes, deadline)
 
     def expect(self) -> None:
         """Make ready for a record that is read with one byte more than it should have."""
@@ -82,7 +86,14 @@ class Staging:
         self._map[self.capacity_bytes - 1] = self._untouched
 
     def is_exact(self) -> bool:
-        """Whether it certainly had the length it should have. False of one in 256 that had it, and of every other."""
+        """Whether it had the length it should have. False of one in 256 that had it, and of every other.
+
+        What was read twice, the second time behind the part of an answer that came first, may have a length that fits by chance: the
+        record's own checksum tells.
+
+        Raises:
+            OSError: memory was locked meanwhile, so that the guard stays touched.
+        """
         if self._pages.touched(self._guard):
             # Dropped, it is untouched again.
             self._map.madvise(mmap.MADV_DONTNEED, self.capacity_bytes, mmap.PAGESIZE)
@@ -97,3 +108,11 @@ class Staging:
         with suppress(OSError):
             self._map.madvise(mmap.MADV_DONTNEED, self.capacity_bytes, mmap.PAGESIZE)
         return after and not before and not self._pages.touched(self._guard)
+
+
+def _copy(target: int, source: int, size_bytes: int, deadline: Deadline) -> bool:
+    for at in range(0, size_bytes, _COPY_BYTES):
+        if deadline.expired:
+            return False
+        ctypes.memmove(target + at, source + at, min(_COPY_BYTES, size_bytes - at))
+    return True

@@ -92,9 +92,9 @@ def test_calls_of_all_threads_share_the_concurrency_that_was_asked_for(
 
 
 def test_loads_do_not_wait_behind_puts_that_do_not_end(
-    open_store: Callable[..., Any], desk: Any, proxy: FaultProxy, s3_server: S3Server, bucket: str
+    open_store: Callable[..., Any], engine: str, desk: Any, proxy: FaultProxy, s3_server: S3Server, bucket: str
 ) -> None:
-    store = open_store("s3fs", concurrency=4)
+    store = open_store(engine, concurrency=4)
     fill(s3_server, bucket, ["there"])
     proxy.reset()
     proxy.script(Fault(Delay(60.0), "PUT"))

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import random
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from proxy_faults import Bandwidth, Delay, Fault, NeverAnswers, ResetBefore, Status, expired_token, slow_down
+from nixl_store import RECORD, SIZE, WAIT_S, end, filled, get, put, soon, until
+from proxy_faults import Delay, Fault, Status, expired_token
 from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 from kvstore_sdk.backend import (
-    Buffer,
     ConfigError,
-    Deadline,
-    DeniedError,
     Get,
     GetStatus,
     Mode,
     Put,
     PutStatus,
     Region,
-    ThrottledError,
-    UnavailableError,
 )
 from kvstore_sdk_backends.s3 import nixl_backend
-from kvstore_sdk_backends.s3.nixl_agent import NixlAgents
 from kvstore_sdk_backends.s3.nixl_backend import NixlS3Backend
+from kvstore_sdk_backends.s3.staging import Staging
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
-
-SIZE = 300_001
-RECORD = random.Random(7).randbytes(SIZE)
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -55,43 +42,7 @@ def nixl(open_store: Callable[..., Any], proxy: FaultProxy) -> Iterator[NixlS3Ba
     backend: NixlS3Backend = open_store("nixl")
     proxy.reset()
     yield backend
-    proxy.heal()
-    backend.close()
-
-    def is_over() -> bool:
-        # What was left running repeats its requests, and would meet a proxy that is ending.
-        NixlAgents._end_closed()
-        return backend._agents.is_over
-
-    until(is_over)
-
-
-def soon(seconds: float = 20.0) -> Deadline:
-    return Deadline.after(seconds)
-
-
-def filled(region: Region, content: bytes = RECORD, row: int = 0) -> Buffer:
-    buffer = region.buffer(row * SIZE, len(content))
-    buffer.view[:] = content
-    return buffer
-
-
-def put(backend: NixlS3Backend, region: Region, name: str = "a", seconds: float = 20.0) -> Any:
-    [result] = backend.put([Put(name, [filled(region)])], soon(seconds))
-    return result
-
-
-def get(backend: NixlS3Backend, region: Region, name: str = "a", seconds: float = 20.0) -> Any:
-    filled(region, bytes(SIZE))
-    [result] = backend.get([Get(name, [region.buffer(0, SIZE)])], soon(seconds))
-    return result
-
-
-def until(done: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < limit_s, "it does not come to that"
-        time.sleep(0.01)
+    end(backend, proxy)
 
 
 def test_auto_takes_nixl_where_it_is_there(open_store: Callable[..., Any]) -> None:
@@ -142,102 +93,6 @@ def test_memory_of_any_kind_will_do(nixl: NixlS3Backend) -> None:
     other.close()
 
 
-def test_a_get_that_ended_leaves_its_memory_alone_although_the_bytes_still_come(
-    nixl: NixlS3Backend, region: Region, proxy: FaultProxy
-) -> None:
-    put(nixl, region)
-    proxy.script(Fault(Bandwidth(150_000), "GET"))
-    started_s = time.monotonic()
-    assert get(nixl, region, seconds=0.7).status is GetStatus.TIMED_OUT
-    assert time.monotonic() - started_s < 0.7 + 0.5
-    pattern = bytes([0xA5]) * SIZE
-    filled(region, pattern)
-    left = list(nixl._agents._left)
-    assert left
-    until(lambda: all(slot.state().value == "done" or slot._handle is None for slot in left))
-    assert region.view[:SIZE] == pattern
-    proxy.heal()
-    assert get(nixl, region).status is GetStatus.FOUND
-
-
-def test_a_put_that_was_sent_and_not_answered_is_unknown_and_one_that_was_not_sent_timed_out(
-    nixl: NixlS3Backend, region: Region, proxy: FaultProxy
-) -> None:
-    proxy.script(Fault(NeverAnswers(), "PUT"))
-    assert put(nixl, region, seconds=0.5).status is PutStatus.UNKNOWN
-    assert put(nixl, region, seconds=-1).status is PutStatus.TIMED_OUT
-    proxy.heal()
-    assert put(nixl, region).status is PutStatus.STORED
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"), [(slow_down(), ThrottledError), (Status(500), UnavailableError), (ResetBefore(), UnavailableError)]
-)
-def test_a_store_that_fails_all_the_time_is_told_before_the_deadline(
-    nixl: NixlS3Backend, region: Region, proxy: FaultProxy, kind: Any, error: type[Exception]
-) -> None:
-    put(nixl, region)
-    proxy.script(Fault(kind))
-    found = get(nixl, region, seconds=8.0)
-    assert found.status is GetStatus.FAILED
-    assert isinstance(found.error, error)
-    stored = put(nixl, region, "b", seconds=8.0)
-    assert stored.status is PutStatus.UNKNOWN
-    assert isinstance(stored.error, error)
-    proxy.heal()
-    assert put(nixl, region, "b").status is PutStatus.STORED
-    assert get(nixl, region, "b").status is GetStatus.FOUND
-
-
-def test_a_refusal_is_told_as_such(nixl: NixlS3Backend, region: Region, proxy: FaultProxy) -> None:
-    put(nixl, region)
-    proxy.script(Fault(Status(403, "AccessDenied")))
-    found, stored = get(nixl, region), put(nixl, region)
-    assert (found.status, stored.status) == (GetStatus.FAILED, PutStatus.FAILED)
-    assert isinstance(found.error, DeniedError)
-    assert isinstance(stored.error, DeniedError)
-
-
-def test_one_item_that_hangs_does_not_keep_others_from_being_asked_again(nixl: NixlS3Backend, region: Region, proxy: FaultProxy) -> None:
-    put(nixl, region, "hangs")
-    proxy.script(Fault(NeverAnswers(), "GET", "hangs"))
-    gets = [Get("hangs", [region.buffer(0, SIZE)]), Get("none", [region.buffer(SIZE, SIZE)])]
-    found = nixl.get(gets, soon(1.5))
-    assert [result.status for result in found] == [GetStatus.TIMED_OUT, GetStatus.MISSING]
-
-
-def test_when_most_transfers_hang_the_client_does_the_work(open_store: Callable[..., Any], region: Region, proxy: FaultProxy) -> None:
-    nixl = open_store("nixl", concurrency=2)
-    put(nixl, region)
-    proxy.script(Fault(NeverAnswers(), "GET", times=2))
-    gets = [Get("a", [region.buffer(row * SIZE, SIZE)]) for row in range(2)]
-    assert {result.status for result in nixl.get(gets, soon(0.5))} == {GetStatus.TIMED_OUT}
-    started_s = time.monotonic()
-    assert get(nixl, region).status is GetStatus.FOUND
-    # NIXL's own time-out for those two is 3 s.
-    assert time.monotonic() - started_s < 2.0
-
-
-def test_close_ends_a_call_and_leaves_its_memory_alone(nixl: NixlS3Backend, region: Region, proxy: FaultProxy) -> None:
-    put(nixl, region)
-    proxy.script(Fault(Delay(3.0), "GET"))
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(get(nixl, region)))
-    thread.start()
-    until(lambda: any(seen.method == "GET" for seen in proxy.requests))
-    started_s = time.monotonic()
-    nixl.close()
-    thread.join(WAIT_S)
-    assert time.monotonic() - started_s < 5.0
-    assert results[0].status is GetStatus.CLOSED
-    filled(region, bytes(SIZE))
-    proxy.heal()
-    time.sleep(0.3)
-    assert not any(region.view[:SIZE])
-    assert get(nixl, region).status is GetStatus.CLOSED
-    assert put(nixl, region).status is PutStatus.CLOSED
-
-
 def test_two_stores_sign_with_their_own_keys_at_the_same_time(
     open_store: Callable[..., Any], proxy: FaultProxy, s3_server: S3Server, bucket: str
 ) -> None:
@@ -279,7 +134,7 @@ def test_new_credentials_of_the_chain_are_taken_over(
 
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets))
     monkeypatch.setattr(nixl_backend, "CREDENTIALS_SOON_S", 0.0)
-    monkeypatch.setattr("kvstore_sdk_backends.s3.s3fs_client.REFRESH_EVERY_S", 0.0)
+    monkeypatch.setattr("kvstore_sdk_backends.s3.current.RENEW_EVERY_S", 0.0)
     renew("AKIAFIRST0000000")
     nixl = open_store("nixl", access_key_id=None, secret_access_key=None)
     put(nixl, region)
@@ -293,6 +148,70 @@ def test_new_credentials_of_the_chain_are_taken_over(
     assert before.is_over
     assert "Credential=AKIASECOND000000/" in proxy.requests[-1].headers["authorization"]
     assert "aws-sdk-cpp" in proxy.requests[-1].headers["user-agent"]
+
+
+def test_a_batch_goes_on_with_new_credentials(
+    open_store: Callable[..., Any], proxy: FaultProxy, region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = tmp_path / "credentials"
+
+    def renew(key: str) -> None:
+        secrets.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {SECRET_ACCESS_KEY}\n")
+
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets))
+    renew("AKIAFIRST0000000")
+    nixl = open_store("nixl", access_key_id=None, secret_access_key=None, concurrency=2)
+    before = nixl._agents
+    proxy.reset()
+    proxy.script(Fault(Delay(0.2), "PUT"))
+    results: list[Any] = []
+    puts = [Put(f"n{row}", [filled(region, row=row)]) for row in range(20)]
+    thread = threading.Thread(target=lambda: results.extend(nixl.put(puts, soon())))
+    thread.start()
+    until(lambda: len(proxy.requests) > 2)
+    renew("AKIASECOND000000")
+    nixl._loop.run("renew", nixl._s3fs.refresh_credentials, WAIT_S)
+    monkeypatch.setattr(nixl_backend, "CREDENTIALS_EVERY_S", 0.0)
+    get(nixl, region, "other")
+    assert nixl._agents is not before
+    thread.join(WAIT_S)
+    assert {result.status for result in results} == {PutStatus.STORED}
+    sent = [seen for seen in proxy.requests if seen.method == "PUT"]
+    assert len(sent) == 20
+    assert all("aws-sdk-cpp" in seen.headers["user-agent"] for seen in sent)
+    assert "Credential=AKIASECOND000000/" in sent[-1].headers["authorization"]
+    assert before.is_over
+
+
+def test_creations_are_conditional_where_that_is_asked_for(open_store: Callable[..., Any], proxy: FaultProxy, region: Region) -> None:
+    nixl = open_store("nixl", conditional_writes="always")
+    proxy.reset()
+    creation = Put("a", [filled(region)], Mode.CREATE)
+    assert [nixl.put([creation], soon())[0].status for _ in range(2)] == [PutStatus.STORED, PutStatus.EXISTS]
+    assert [seen.headers.get("if-none-match") for seen in proxy.requests] == ["*", "*"]
+    assert put(nixl, region, mode=Mode.REPLACE).status is PutStatus.STORED
+    assert "aws-sdk-cpp" in proxy.requests[-1].headers["user-agent"]
+
+
+def test_records_wait_for_memory_where_there_is_too_little_for_all(
+    nixl: NixlS3Backend, region: Region, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore_sdk_backends.s3.nixl_agents.MAX_STAGED_SUM_BYTES", 3 << 20)
+    puts = [Put(f"n{row}", [filled(region, row=row)]) for row in range(12)]
+    proxy.script(Fault(Delay(0.1), "PUT"))
+    assert {result.status for result in nixl.put(puts, soon())} == {PutStatus.STORED}
+    assert proxy.peak_of("PUT") == 3
+    assert all("aws-sdk-cpp" in seen.headers["user-agent"] for seen in proxy.requests)
+
+
+def test_what_memory_cannot_tell_any_more_the_client_does(
+    nixl: NixlS3Backend, region: Region, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Staging, "works", lambda _: False)
+    assert put(nixl, region).status is PutStatus.STORED
+    assert get(nixl, region).status is GetStatus.FOUND
+    assert region.view[:SIZE] == RECORD
+    assert not any("aws-sdk-cpp" in seen.headers["user-agent"] for seen in proxy.requests)
 
 
 def test_what_nixl_cannot_say_in_a_put_is_said_by_the_client(open_store: Callable[..., Any], proxy: FaultProxy, region: Region) -> None:
@@ -316,45 +235,6 @@ def test_settings_that_nixl_cannot_follow_are_refused(open_store: Callable[..., 
     with pytest.raises(ConfigError, match="engine: nixl always verifies certificates"):
         open_store("nixl", verify_tls=False)
     assert not isinstance(open_store("auto", verify_tls=False), NixlS3Backend)
-
-
-def test_a_forked_child_is_refused_and_its_parent_goes_on(nixl: NixlS3Backend, region: Region) -> None:
-    put(nixl, region)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            refused = get(nixl, region).status is GetStatus.CLOSED and put(nixl, region).status is PutStatus.CLOSED
-            nixl.close()
-            status = 0 if refused else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    put(nixl, region, "b")
-    assert get(nixl, region).status is GetStatus.FOUND
-
-
-CHILD = """
-import sys
-from kvstore_sdk.backend import Deadline, Get, Put, Region
-from kvstore_sdk_backends.s3 import open_s3
-
-endpoint, location, key, secret = sys.argv[1:]
-backend = open_s3(location, engine="nixl", endpoint=endpoint, region="us-east-1", addressing="path", access_key_id=key,
-                  secret_access_key=secret, probe="off")
-region = Region(1 << 20)
-got = backend.get([Get("a", [region.buffer(0, 300_001)])], Deadline.after(0.5))
-put = backend.put([Put("b", [region.buffer(0, 300_001)])], Deadline.after(0.5))
-print(got[0].status.name, put[0].status.name)
-"""
-
-
-def test_a_process_that_never_closed_a_store_that_hangs_ends(proxy: FaultProxy, bucket: str) -> None:
-    proxy.script(Fault(NeverAnswers()))
-    command = [sys.executable, "-c", CHILD, proxy.endpoint, f"{bucket}/kv", ACCESS_KEY_ID, SECRET_ACCESS_KEY]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (found.returncode, found.stdout) == (0, "TIMED_OUT UNKNOWN\n"), found.stderr
-    assert SECRET_ACCESS_KEY not in found.stderr
 
 
 def test_the_keys_show_nowhere(nixl: NixlS3Backend, region: Region, proxy: FaultProxy, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.s3.staging import PageMap, Staging
 
 LEFT = b"\x01" * 64
+SOON = Deadline.after(3600)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def arrive(staging: Staging, size_bytes: int, body: bytes) -> int:
 
 def taken_out(staging: Staging, size_bytes: int) -> bytes:
     into = ctypes.create_string_buffer(size_bytes)
-    staging.take_out(ctypes.addressof(into), size_bytes)
+    assert staging.take_out(ctypes.addressof(into), size_bytes, SOON)
     return into.raw
 
 
@@ -82,16 +84,37 @@ def test_records_of_any_length_go_in_and_out(staging: Staging) -> None:
     for size_bytes in (1, 63, 4096, 4097, 1 << 16):
         record = bytes(at * 31 % 251 for at in range(size_bytes))
         source = ctypes.create_string_buffer(record, size_bytes)
-        staging.put_in(ctypes.addressof(source), size_bytes)
+        assert staging.put_in(ctypes.addressof(source), size_bytes, SOON)
         assert taken_out(staging, size_bytes) == record
         assert ctypes.string_at(staging.start(size_bytes), size_bytes) == record
+
+
+def test_a_copy_ends_at_its_deadline(staging: Staging) -> None:
+    memory = ctypes.create_string_buffer(b"x" * 100, 100)
+    late = Deadline.after(-1)
+    staging.put_in(ctypes.addressof(memory), 100, SOON)
+    assert not staging.take_out(ctypes.addressof(memory), 100, late)
+    ctypes.memset(memory, 0, 100)
+    assert not staging.put_in(ctypes.addressof(memory), 100, late)
+    assert taken_out(staging, 100) == b"x" * 100
+
+
+def test_a_guard_that_was_locked_is_told_from_one_that_works(pages: PageMap) -> None:
+    staging = Staging(1 << 12, pages)
+    assert staging.works()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlock(ctypes.c_void_p(staging.address + (1 << 12)), 1):
+        pytest.skip("this process may lock no memory")
+    assert not staging.works()
+    with pytest.raises(OSError, match="Invalid argument"):
+        staging.is_exact()
 
 
 def test_room_is_whole_pages_and_only_what_is_used_is_committed(pages: PageMap) -> None:
     large = Staging((1 << 30) + 1, pages)
     assert large.capacity_bytes == (1 << 30) + mmap.PAGESIZE
     source = ctypes.create_string_buffer(b"x" * 10_000, 10_000)
-    large.put_in(ctypes.addressof(source), 10_000)
+    assert large.put_in(ctypes.addressof(source), 10_000, SOON)
     assert pages.touched(large.start(1))
     assert not pages.touched(large.start(1 << 20))
 
