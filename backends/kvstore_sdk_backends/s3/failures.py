@@ -40,7 +40,7 @@ from kvstore_sdk_backends.s3.causes import one_line, retry_after_s
 from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.memory import ReturnedError
 
-__all__ = ["attempt_error", "error_of_code", "reason"]
+__all__ = ["attempt_error", "error_of_code", "reason_of_source"]
 
 _THROTTLED = frozenset(
     {"SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
@@ -93,7 +93,7 @@ def error_of_code(doing: str, status: int, code: str, text: str = "", wait_s: fl
         return UnavailableError(f"{message}: the bytes that arrived are not those that were sent")
     if code in _LATE or status == 408:
         return UnavailableError(message)
-    if code in _ELSEWHERE or status in (301, 302, 307, 308):
+    if code in _ELSEWHERE or 300 <= status < 400:
         return DeniedError(f"{message}: the bucket is in another region, or at another endpoint; set region or endpoint")
     if code == "NoSuchBucket":
         return UnavailableError(f"{message}: there is no such bucket")
@@ -108,9 +108,16 @@ def error_of_code(doing: str, status: int, code: str, text: str = "", wait_s: fl
     return InvalidError(message)
 
 
-def reason(cause: BaseException, secrets: tuple[str, ...] = ()) -> str:
-    """What failed at the bottom of `cause`, in a line without `secrets`."""
-    return one_line(_innermost([*_chain(cause)]), secrets, 200)
+def reason_of_source(cause: BaseException) -> str:
+    """Why a source of credentials gave none: not in its own words, which may be credentials."""
+    parts = [type(cause).__name__]
+    if isinstance(cause, OSError) and cause.strerror:
+        parts.append(cause.strerror)
+    if isinstance(response := getattr(cause, "response", None), Mapping):
+        parts.append(str((response.get("Error") or {}).get("Code")))
+    if isinstance(about := getattr(cause, "kwargs", None), Mapping):
+        parts += [str(about[name]) for name in ("provider", "path") if name in about]
+    return one_line(": ".join(parts), (), 200)
 
 
 def _answered(doing: str, response: Mapping[str, Any], writes: bool, secrets: tuple[str, ...]) -> AttemptError:
@@ -155,13 +162,15 @@ def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[s
     def failed(error: BackendError, code: str, *, sent: bool = True, retryable: bool = True, stale: bool = False) -> AttemptError:
         return AttemptError(error, retryable=retryable, may_have_happened=writes and sent, stale_credentials=stale, code=code)
 
-    text = reason(cause, secrets)
+    text = one_line(_reason(chain), secrets, 200)
     if among(ReturnedError):
         return failed(TimedOutError(f"{doing}: the call ended before the request"), "closed", retryable=False)
     if among(NoCredentialsError, PartialCredentialsError):
         return failed(DeniedError(f"{doing}: no credentials ({text})"), "credentials", sent=False, retryable=False, stale=True)
     if among(CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError, SSOTokenLoadError):
-        return failed(DeniedError(f"{doing}: credentials cannot be had ({text})"), "credentials", sent=False, stale=True)
+        return failed(
+            DeniedError(f"{doing}: credentials cannot be had ({reason_of_source(chain[0])})"), "credentials", sent=False, stale=True
+        )
     if among(ssl.SSLCertVerificationError, ssl.CertificateError, aiohttp.ClientConnectorCertificateError):
         return failed(DeniedError(f"{doing}: TLS: {text}"), "tls", sent=False, retryable=False)
     if among(aiohttp.ClientConnectorSSLError):
@@ -176,10 +185,6 @@ def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[s
         return failed(UnavailableError(f"{doing}: the answer cannot be understood; does the endpoint speak S3?"), "body")
     if among(TimeoutError, ReadTimeoutError):
         return failed(UnavailableError(f"{doing}: no answer in time"), "timeout")
-    if among(aiohttp.ClientPayloadError) and "redirect" in text:
-        # aiohttp would follow one, and cannot send this body twice.
-        error = DeniedError(f"{doing}: the store wants this sent elsewhere; set region or endpoint")
-        return failed(error, "PermanentRedirect", sent=False, retryable=False)
     if among(aiohttp.ClientPayloadError, ResponseStreamingError):
         return failed(UnavailableError(f"{doing}: the body was cut short ({text})"), "body")
     if among(HTTPClientError, aiohttp.ClientError, ConnectionError):
@@ -202,12 +207,16 @@ def _chain(cause: BaseException) -> Iterator[BaseException]:
         todo += [error.__context__, error.__cause__, inner if isinstance(inner, BaseException) else None]
 
 
-def _innermost(chain: list[BaseException]) -> str:
+def _reason(chain: list[BaseException]) -> str:
     # Below the errors of botocore, whose words repeat the whole URL.
     for error in chain:
         # A connection that is being made begins with a BlockingIOError, which stays in the context of what ends it.
         if isinstance(error, OSError) and error.strerror and not isinstance(error, BlockingIOError):
             return error.strerror
+    for error in chain:
+        if isinstance(error, aiohttp.ClientResponseError | aiohttp.http_exceptions.HttpProcessingError):
+            # They repeat what came, which may be of a record.
+            return f"{type(error).__name__}: no HTTP"
     for error in chain:
         if isinstance(error, aiohttp.ClientError):
             return f"{type(error).__name__}: {error}"

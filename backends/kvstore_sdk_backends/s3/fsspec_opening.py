@@ -105,7 +105,7 @@ def open_fsspec(kind: FileSystemKind, location: str, storage_options: str | None
     client = FsspecClient(kind, bucket, options, concurrency=settings.concurrency, request_timeout_s=settings.request_timeout_s)
     loop = EventLoop(f"kvstore-{kind.scheme}")
     try:
-        loop.run(f"{kind.scheme} open {shown}", client.open, CREDENTIALS_S)
+        loop.run(f"{kind.scheme} open {shown}: finding credentials", client.open, CREDENTIALS_S)
         loop.run(f"{kind.scheme} open {shown}", lambda: _probe(kind.scheme, client, prefix, settings.read_only), PROBE_S)
         backend = S3Backend(client, loop, shown=shown, prefix=prefix, settings=settings)
     except BaseException as error:

@@ -147,7 +147,7 @@ def _open(bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
     client = S3fsClient(bucket, settings)
     loop = EventLoop("kvstore-s3")
     try:
-        loop.run(f"s3 open {shown}", client.open, CREDENTIALS_S)
+        loop.run(f"s3 open {shown}: finding credentials", client.open, CREDENTIALS_S)
         loop.run(f"s3 open {shown}", lambda: probe_store(client, bucket, prefix, settings), PROBE_S + CLOSE_S)
         return _backend(client, loop, bucket, prefix, settings)
     except BaseException as error:
@@ -195,7 +195,7 @@ def _endpoint(endpoint: str | None, addressing: Addressing) -> str | None:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         host, port, parts = "", None, urlsplit("")
-    if parts.username is not None or parts.query or parts.fragment:
+    if "@" in endpoint or parts.query or parts.fragment:
         # Not repeated: it may hold a password.
         raise ConfigError(WHERE, "endpoint", "must be a scheme, a host and a port alone; credentials have options of their own")
     if parts.scheme not in ("http", "https") or not host or port == 0 or any(c.isspace() for c in endpoint):

@@ -30,14 +30,17 @@ _LOGGERS = (
     "s3fs",
 )
 _NAMES = (
-    r"x-amz-security-token|x-amz-s3session-token|x-aws-ec2-metadata-token|authorization|"
-    r"aws_session_token|(?:aws_)?secret_?access_?key|session_?token"
+    r"x-amz-security-token|x-amz-s3session-token|x-aws-ec2-metadata-token|x-amz-sso_bearer_token|authorization|"
+    r"aws_session_token|(?:aws_)?secret_?access_?key|session_?token|"
+    r"web_?identity_?token|saml_?assertion|refresh_?token|access_?token|client_?secret|token"
 )
 _SECRETS = (
     # A header or a field: `name: value`, `'name': 'value'`, `"name": b"value"`, also with its quotes escaped.
     re.compile(rf"""(?P<name>\b(?:{_NAMES})\\?['"]?\s*[:=]\s*(?:b?\\?['"])?)(?P<value>[^'"\\\n\r]+)""", re.IGNORECASE),
     # An element of XML.
     re.compile(r"(?P<name><(?:SecretAccessKey|SessionToken|Token[-\d]*)>)(?P<value>[^<]+)", re.IGNORECASE),
+    # Of a URL.
+    re.compile(r"(?P<name>//)(?P<value>[^/@\s'\"]+)(?=@)"),
     re.compile(r"(?P<name>\bSignature[:=]\s*)(?P<value>[0-9a-f]{16,})", re.IGNORECASE),
 )
 

@@ -6,16 +6,18 @@ import asyncio
 import base64
 import errno
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from kvstore_sdk.backend import BackendError, ConfigError, UnavailableError
+from kvstore_sdk_backends.s3.causes import one_line
 from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo, delete_singly
 from kvstore_sdk_backends.s3.current import Current, Shared
-from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code, reason
+from kvstore_sdk_backends.s3.failures import attempt_error, error_of_code, reason_of_source
 from kvstore_sdk_backends.s3.memory import COPY_BYTES, ItemMemory
 from kvstore_sdk_backends.s3.sessions import Credentials, Session
 from kvstore_sdk_backends.s3.settings import S3Settings
@@ -25,6 +27,8 @@ __all__ = ["S3fsClient"]
 _SINGLE_DELETES = 16
 """At one time, where the store is spared DeleteObjects."""
 _MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404", "NoSuchObject"})
+_WHOLE = frozenset({200})
+_DONE = frozenset({200, 201, 204})
 _REFUSES_CONDITION = frozenset({"NotImplemented", "501"})
 
 
@@ -100,7 +104,8 @@ class S3fsClient:
                 if _is_missing(cause):
                     return None
                 raise
-            return int(answer["ContentLength"])
+            self._check("HEAD", key, answer, _WHOLE)
+            return self._length("HEAD", key, answer)
 
     async def get(self, key: str, memory: ItemMemory) -> int | None:
         extras = {"ChecksumMode": "ENABLED"} if self.checksums == "when_supported" else {}
@@ -113,9 +118,8 @@ class S3fsClient:
                 raise
             body = answer["Body"]
             try:
-                if "ContentLength" not in answer:
-                    raise self._bad_body(key, "comes without a length")
-                size_bytes = int(answer["ContentLength"])
+                self._check("GET", key, answer, _WHOLE)
+                size_bytes = self._length("GET", key, answer)
                 if size_bytes == memory.size_bytes:
                     await self._receive(key, body, memory, attempt)
                 return size_bytes
@@ -134,7 +138,9 @@ class S3fsClient:
                 extras |= {"ChecksumAlgorithm": "CRC32", "ChecksumCRC32": await _crc32(memory)}
             body = _Body(memory, attempt) if memory.size_bytes else b""
             try:
-                await attempt.session.client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras)
+                answer = await attempt.session.client.put_object(
+                    Bucket=self._bucket, Key=key, Body=body, ContentLength=memory.size_bytes, **extras
+                )
             except ClientError as cause:
                 code, status = _answer_of(cause)
                 if conditional and status == 412:
@@ -144,6 +150,7 @@ class S3fsClient:
                     failed = self._failed(self._doing("PUT", key), cause, attempt, writes=True)
                     raise AttemptError(failed.error, retryable=True, status=failed.status, code=failed.code) from None
                 raise
+            self._check("PUT", key, answer, _DONE)
         return True
 
     async def delete(self, keys: Sequence[str]) -> dict[str, BackendError | None]:
@@ -152,21 +159,38 @@ class S3fsClient:
         if self.checksums == "off" or len(keys) == 1:
             return await delete_singly(keys, self._delete, _SINGLE_DELETES)
         async with self._attempt("DELETE", f"{len(keys)} objects", writes=True) as attempt:
-            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            wanted = {"Objects": [{"Key": key} for key in keys]}
             answer = await attempt.session.client.delete_objects(Bucket=self._bucket, Delete=wanted)
-            gone: dict[str, BackendError | None] = dict.fromkeys(keys)
+            self._check("DELETE", key="", answer=answer, expected=_WHOLE)
+            # What the answer does not name was not done: it may be no answer of an object store at all.
+            gone: dict[str, BackendError | None] = {
+                key: UnavailableError(f"{self._doing('DELETE', key)}: the answer to DeleteObjects does not name it") for key in keys
+            }
+            for done in answer.get("Deleted", ()):
+                if done.get("Key") in gone:
+                    gone[done["Key"]] = None
             for failed in answer.get("Errors", ()):
-                code = str(failed.get("Code") or "")
-                if failed.get("Key") in gone and code not in _MISSING:
-                    gone[failed["Key"]] = error_of_code(self._doing("DELETE", failed["Key"]), 0, code[:80] or "refused")
+                code = one_line(str(failed.get("Code") or "refused"), attempt.session.secrets, 80)
+                if (key := failed.get("Key")) in gone:
+                    gone[key] = None if code in _MISSING else error_of_code(self._doing("DELETE", key), 0, code)
             return gone
 
     async def list_page(self, prefix: str, start_after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
         async with self._attempt("LIST", prefix) as attempt:
             extras = {"StartAfter": start_after} if start_after else {}
             answer = await attempt.session.client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=min(limit, 1000), **extras)
-            found = [ObjectInfo(one["Key"], int(one["Size"]), one["LastModified"].timestamp()) for one in answer.get("Contents", ())]
-            return found, bool(answer.get("IsTruncated"))
+            self._check("LIST", prefix, answer, _WHOLE)
+            if "IsTruncated" not in answer:
+                raise self._bad_body("LIST", prefix, "is no listing; does the endpoint speak S3?")
+            found = [self._info(prefix, entry) for entry in answer.get("Contents", ())]
+            return found, bool(answer["IsTruncated"])
+
+    def _info(self, prefix: str, entry: dict[str, Any]) -> ObjectInfo:
+        key, size_bytes = entry.get("Key"), entry.get("Size")
+        if not isinstance(key, str) or not isinstance(size_bytes, int) or size_bytes < 0:
+            raise self._bad_body("LIST", prefix, "has an entry without a key or a size")
+        modified = entry.get("LastModified")
+        return ObjectInfo(key, size_bytes, modified.timestamp() if isinstance(modified, datetime) else 0.0)
 
     async def _receive(self, key: str, body: Any, memory: ItemMemory, attempt: _Attempt) -> None:
         """Fill `memory`, and read on to the end of the body: only there it is checked."""
@@ -175,19 +199,21 @@ class S3fsClient:
             attempt.moved()
             # A byte more than was declared is not written; it is told from a body that ends where it should.
             if done + len(piece) > memory.size_bytes:
-                raise self._bad_body(key, f"has more than the {memory.size_bytes} bytes that were declared")
+                raise self._bad_body("GET", key, f"has more than the {memory.size_bytes} bytes that were declared")
             memory.write(done, piece)
             done += len(piece)
         if done != memory.size_bytes:
-            raise self._bad_body(key, f"ended after {done} of {memory.size_bytes} bytes")
+            raise self._bad_body("GET", key, f"ended after {done} of {memory.size_bytes} bytes")
 
     async def _delete(self, key: str) -> None:
         async with self._attempt("DELETE", key, writes=True) as attempt:
             try:
-                await attempt.session.client.delete_object(Bucket=self._bucket, Key=key)
+                answer = await attempt.session.client.delete_object(Bucket=self._bucket, Key=key)
             except ClientError as cause:
-                if not _is_missing(cause):
-                    raise
+                if _is_missing(cause):
+                    return
+                raise
+            self._check("DELETE", key, answer, _DONE)
 
     @asynccontextmanager
     async def _attempt(self, verb: str, key: str, *, writes: bool = False) -> AsyncIterator[_Attempt]:
@@ -215,13 +241,25 @@ class S3fsClient:
         if failed.stale_credentials:
             # New ones may mend it unless there can be none, or these are new themselves.
             failed.stale_credentials = not (self._is_static or self._sessions.is_new(session))
-        if writes and attempt.sent and not failed.status and failed.code != "PermanentRedirect":
+        if writes and attempt.sent and not failed.status:
             # What was said last may be of a second connection, after the first one had taken it all.
             failed.may_have_happened = True
         return failed
 
-    def _bad_body(self, key: str, what: str) -> AttemptError:
-        return AttemptError(UnavailableError(f"{self._doing('GET', key)}: the body {what}"), retryable=True, code="body")
+    def _check(self, verb: str, key: str, answer: dict[str, Any], expected: frozenset[int]) -> None:
+        """That the answer says what was asked for: others of 200 to 299 may be a part of an object, or a promise."""
+        status = _status_of(answer)
+        if status not in expected or "ContentRange" in answer:
+            error = UnavailableError(f"{self._doing(verb, key)}: HTTP {status} is no answer of S3; does the endpoint speak it?")
+            raise AttemptError(error, retryable=True, may_have_happened=verb in ("PUT", "DELETE"), status=status, code="body")
+
+    def _length(self, verb: str, key: str, answer: dict[str, Any]) -> int:
+        if "ContentLength" not in answer:
+            raise self._bad_body(verb, key, "comes without a length")
+        return int(answer["ContentLength"])
+
+    def _bad_body(self, verb: str, key: str, what: str) -> AttemptError:
+        return AttemptError(UnavailableError(f"{self._doing(verb, key)}: the body {what}"), retryable=True, code="body")
 
     def _doing(self, verb: str, key: str) -> str:
         return f"s3 {verb} {self._bucket}/{key}"
@@ -300,12 +338,15 @@ async def _crc32(memory: ItemMemory) -> str:
 
 def _why_none(cause: Exception) -> str:
     """Why there are no credentials."""
-    return f"{cause.field}: {cause.problem}" if isinstance(cause, ConfigError) else reason(cause)
+    return f"{cause.field}: {cause.problem}" if isinstance(cause, ConfigError) else reason_of_source(cause)
 
 
 def _answer_of(cause: ClientError) -> tuple[str, int]:
-    about = cause.response.get("ResponseMetadata", {})
-    return str(cause.response.get("Error", {}).get("Code", "")), int(about.get("HTTPStatusCode", 0))
+    return str(cause.response.get("Error", {}).get("Code", "")), _status_of(cause.response)
+
+
+def _status_of(response: Mapping[str, Any]) -> int:
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _is_missing(cause: ClientError) -> bool:

@@ -18,7 +18,9 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound, UnknownCredentia
 from botocore.utils import parse_timestamp
 
 from kvstore_sdk.backend import ConfigError
-from kvstore_sdk_backends.s3.failures import reason
+from kvstore_sdk_backends.s3.causes import one_line
+from kvstore_sdk_backends.s3.failures import reason_of_source
+from kvstore_sdk_backends.s3.http import PlainSession
 from kvstore_sdk_backends.s3.redaction import redact_logs
 from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
 
@@ -76,6 +78,10 @@ class Session:
         except BotoCoreError as cause:
             raise _unusable(settings, cause) from None
         try:
+            if urlsplit(session.client.meta.endpoint_url).username is not None:
+                raise ConfigError(
+                    WHERE, "endpoint", "that of the environment or profile has credentials in it; these have options of their own"
+                )
             session.client.meta.events.register("before-call.s3", _no_redirection)
             session.client.meta.events.register("request-created.s3.PutObject", _no_expectation)
             session.virtual = await _is_virtual(session.client, bucket)
@@ -137,8 +143,8 @@ async def _credentials(settings: S3Settings, source: AioSession) -> Any:
 def _unusable(settings: S3Settings, cause: Exception) -> ConfigError:
     """The AWS configuration, or what it says of credentials."""
     if isinstance(cause, ProfileNotFound):
-        return ConfigError(WHERE, "profile", f"{cause}; name one of the AWS configuration")
-    problem = f"the AWS configuration, or what it names, gives no credentials ({reason(cause)}); mend it, or give access_key_id"
+        return ConfigError(WHERE, "profile", f"{one_line(str(cause), (), 200)}; name one of the AWS configuration")
+    problem = f"the AWS configuration, or what it names, gives no credentials ({reason_of_source(cause)}); mend it, or give access_key_id"
     return ConfigError(WHERE, "profile" if settings.profile is not None else "access_key_id", problem)
 
 
@@ -204,6 +210,7 @@ def _file_system(settings: S3Settings, source: AioSession) -> Any:
             "max_pool_connections": settings.concurrency,
             "parameter_validation": False,
             "user_agent": f"kvstore-sdk aiobotocore/{aiobotocore.__version__}",
+            "http_session_cls": PlainSession,
             # One attempt.
             "retries": {"mode": "standard", "total_max_attempts": 1},
             # Checksums are the client's. A signature over the body would be one more pass over it, and protects nothing on the way

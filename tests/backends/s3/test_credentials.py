@@ -228,6 +228,12 @@ def test_nothing_that_is_shown_or_logged_holds_a_secret(
         f'{{"SecretAccessKey": "{SECRET}", "SessionToken" : "{TOKEN}"}}',
         f"<Error><Code>ExpiredToken</Code><Token-0>{TOKEN}</Token-0></Error>",
         f"aws_secret_access_key = {SECRET}",
+        f"{{'WebIdentityToken': '{TOKEN}', 'Action': 'AssumeRoleWithWebIdentity'}}",
+        f'{{"refreshToken": "{TOKEN}", "clientSecret": "{SECRET}", "accessToken": "{TOKEN}"}}',
+        f'Received non 200 response: {{"Token": "{TOKEN}"}}',
+        f"x-amz-sso_bearer_token: {TOKEN}",
+        f"SAMLAssertion={TOKEN}",
+        f"Setting endpoint to http://user:{TOKEN.replace('/', '')}@host:9000",
     ],
 )
 def test_the_log_filter_knows_the_forms_in_which_secrets_come(text: str) -> None:
@@ -235,6 +241,7 @@ def test_the_log_filter_knows_the_forms_in_which_secrets_come(text: str) -> None
     assert Redaction().filter(record)
     assert SECRET not in record.getMessage()
     assert TOKEN not in record.getMessage()
+    assert TOKEN.replace("/", "") not in record.getMessage()
     assert "***" in record.getMessage()
 
 

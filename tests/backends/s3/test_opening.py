@@ -138,6 +138,7 @@ def test_whatever_is_accepted_makes_keys_that_fit(location: str) -> None:
         ("profile", {"profile": "kv"}),
         ("profile", {"access_key_id": None, "secret_access_key": None, "profile": ""}),
         ("profile", {"access_key_id": None, "secret_access_key": None, "profile": "no-such-profile"}),
+        ("profile", {"access_key_id": None, "secret_access_key": None, "profile": "no-such\nprofile"}),
         ("storage_class", {"storage_class": "GLACIER"}),
         ("storage_class", {"storage_class": "DEEP_ARCHIVE"}),
         ("storage_class", {"storage_class": "two words"}),
@@ -156,9 +157,28 @@ def test_an_option_that_cannot_be_used_is_named(field: str, options: dict[str, A
     assert "a-secret" not in str(error)
 
 
-@pytest.mark.parametrize("endpoint", ["http://user:hunter2@host", "http://host/#hunter2", "http://host?token=hunter2"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://user:hunter2@host",
+        "http://host/#hunter2",
+        "http://host?token=hunter2",
+        "user:hunter2@host:9000",
+        "http://user:hunter2@host:99999",
+        "http://user:hunter2[@host",
+        "http:/user:hunter2@host",
+    ],
+)
 def test_an_endpoint_with_credentials_is_not_repeated(endpoint: str) -> None:
     assert "hunter2" not in str(refused(endpoint=endpoint))
+
+
+def test_an_endpoint_of_the_environment_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hunter2@127.0.0.1:1")
+    error = refused(endpoint=None)
+    assert error.field == "endpoint"
+    assert "hunter2" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fault_proxy import FaultProxy
 from proxy_faults import Fault, expired_token
 from s3_server import REGION
 
-from kvstore_sdk.backend import ConfigError, Deadline, DeniedError, Get, GetResult, GetStatus, Put, PutStatus, Region
+from kvstore_sdk.backend import ConfigError, Deadline, DeniedError, Get, GetResult, GetStatus, Put, PutStatus, Region, TimedOutError
 from kvstore_sdk_backends.s3 import S3Backend, open_s3
 
 NAME = "v1/record"
@@ -121,7 +121,8 @@ def test_a_source_slower_than_every_deadline_is_asked_once(opened: Callable[...,
     while len(source.runs) < 2 or is_running(source.runs[1]):
         statuses.append(get(backend, 0.25).status)
         assert len(statuses) < 100
-    assert set(statuses) == {GetStatus.TIMED_OUT}
+    # While the last one waited the new ones came, and were refused too.
+    assert set(statuses[:-1]) == {GetStatus.TIMED_OUT}
     proxy.heal()
     assert get(backend).status is GetStatus.FOUND
     assert len(source.runs) == 2
@@ -147,7 +148,8 @@ def test_credentials_that_cannot_be_read_anew_are_for_the_operator_to_mend(
     assert type(error) is DeniedError
     assert "credentials cannot be had: " in str(error)
     assert "profile" in str(error)
-    assert what != "fails" or "vault-is-sealed" in str(error)
+    assert what != "fails" or "CredentialRetrievalError: custom-process" in str(error)
+    assert "vault" not in str(error), "a source's own words may be credentials"
     assert "for this backend to fix" not in str(error)
     assert "\n" not in str(error)
     assert get(backend).status is GetStatus.FOUND, "the old ones are as good as they were"
@@ -155,11 +157,22 @@ def test_credentials_that_cannot_be_read_anew_are_for_the_operator_to_mend(
 
 def test_a_source_that_fails_while_a_store_is_opened_is_named(opened: Callable[..., S3Backend], source: Source, proxy: FaultProxy) -> None:
     source.fails("vault-is-sealed")
-    with pytest.raises(ConfigError, match=r"profile: .*vault-is-sealed") as raised:
+    with pytest.raises(ConfigError, match=r"profile: .*CredentialRetrievalError: custom-process") as raised:
         opened()
     assert "\n" not in str(raised.value)
+    assert "vault" not in str(raised.value)
     assert raised.value.__context__ is None
     assert proxy.requests == []
+
+
+def test_a_source_that_hangs_while_a_store_is_opened_is_named_and_ended(
+    opened: Callable[..., S3Backend], source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore_sdk_backends.s3.opening.CREDENTIALS_S", 1.0)
+    source.hangs()
+    with pytest.raises(TimedOutError, match="finding credentials: not done within 1 s"):
+        opened()
+    until(lambda: not any(map(is_running, source.runs)))
 
 
 def test_a_request_waits_for_credentials_that_expire_on_no_clock_of_its_own(
