@@ -176,7 +176,7 @@ def _unanswered(doing: str, cause: BaseException, writes: bool, secrets: tuple[s
     if among(aiohttp.ClientConnectorSSLError):
         return failed(UnavailableError(f"{doing}: TLS: {text}"), "tls", sent=False)
     if among(aiohttp.ClientConnectorDNSError, socket.gaierror):
-        return failed(UnavailableError(f"{doing}: the host name does not resolve ({text})"), "dns", sent=False)
+        return failed(UnavailableError(f"{doing}: the host name {_host(chain)}does not resolve ({text})"), "dns", sent=False)
     if among(aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ConnectTimeoutError, ProxyConnectionError):
         return failed(UnavailableError(f"{doing}: cannot connect ({text})"), "connect", sent=False)
     if among(FlexibleChecksumError):
@@ -205,6 +205,10 @@ def _chain(cause: BaseException) -> Iterator[BaseException]:
         kwargs = getattr(error, "kwargs", None)
         inner = kwargs.get("error") if isinstance(kwargs, Mapping) else None
         todo += [error.__context__, error.__cause__, inner if isinstance(inner, BaseException) else None]
+
+
+def _host(chain: list[BaseException]) -> str:
+    return next((f"{error.host} " for error in chain if isinstance(error, aiohttp.ClientConnectorError)), "")
 
 
 def _reason(chain: list[BaseException]) -> str:

@@ -74,11 +74,11 @@ def open_s3(
     read_only: Annotated[bool, "write and delete nothing"] = False,
     max_record_bytes: Annotated[int, Bounds(ge=1, le=MAX_PUT_BYTES), "refuse to store larger records"] = 1 << 30,
     probe: Annotated[Probe, "when opening: write, read and delete a scratch object; read: look for one; off: send nothing"] = "write",
-    max_bytes: Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule, or kvstore prune"] = None,
+    max_bytes: Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule"] = None,
 ) -> S3Backend:
     """Open a bucket, or a prefix of one, as a store: `location` is `bucket` or `bucket/prefix`. Any number of processes may have it open.
 
-    The bucket must exist. Unless `probe` is off, a scratch object under the prefix tells whether the store can be used.
+    The bucket must exist. Unless `probe` is off, scratch objects under the prefix tell whether the store can be used.
 
     Raises:
         ConfigError: the store cannot be used as it is configured; the message says why. No record was written.
@@ -89,7 +89,7 @@ def open_s3(
         problem = f"{bucket} is a directory bucket of S3 Express, whose listings are not sorted; use a general purpose bucket"
         raise ConfigError(WHERE, "location", problem)
     if max_bytes is not None:
-        problem = "a bucket cannot be kept below a size by those who write to it; expire objects by a lifecycle rule, or run kvstore prune"
+        problem = "those who write to a bucket cannot keep it below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
         raise ConfigError(WHERE, "max_bytes", problem)
     settings = S3Settings(
         engine=engine,
@@ -129,6 +129,8 @@ def check_location(where: str, location: str) -> tuple[str, str]:
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
         raise ConfigError(where, "location", f"{bucket!r} is no name of a bucket; write bucket/prefix, or s3://bucket/prefix as a URL")
+    if prefix.startswith("/"):
+        raise ConfigError(where, "location", f"{prefix!r} begins with a slash; write {bucket}{prefix}")
     if prefix and not all(map(_PREFIX_SEGMENT.fullmatch, prefix.split("/"))):
         problem = f"{prefix!r} is no prefix that can be used; write segments of letters, digits and -_.=+,@!*'(): with a slash in between"
         raise ConfigError(where, "location", problem)
@@ -171,15 +173,15 @@ def _backend(client: S3fsClient, loop: EventLoop, bucket: str, prefix: str, sett
         except ConfigError as cause:
             refused = cause
         else:
-            logger.info("%s: engine nixl", shown)
+            logger.info("%s at %s: engine nixl", shown, client.endpoint)
             return backend
         if settings.engine == "nixl":
             raise refused
         # Whoever installed it wants it used.
         level = logging.WARNING if importlib.util.find_spec("nixl") is not None else logging.INFO
-        logger.log(level, "%s: engine s3fs, since nixl cannot be used: %s", shown, refused.problem)
+        logger.log(level, "%s at %s: engine s3fs, since nixl cannot be used: %s", shown, client.endpoint, refused.problem)
     else:
-        logger.info("%s: engine s3fs", shown)
+        logger.info("%s at %s: engine s3fs", shown, client.endpoint)
     return S3Backend(client, loop, shown=shown, prefix=prefix, settings=settings)
 
 
@@ -215,7 +217,7 @@ def _is_address(host: str) -> bool:
 
 def _matching(field: str, value: str | None, pattern: re.Pattern[str], example: str) -> str | None:
     if value is not None and not pattern.fullmatch(value):
-        raise ConfigError(WHERE, field, f"{value!r} is none; write {example} for example, or leave it out")
+        raise ConfigError(WHERE, field, f"{value!r} is no {field}; write {example} for example, or leave it out")
     return value
 
 

@@ -29,6 +29,8 @@ _LOGGERS = (
     "botocore.utils",
     "s3fs",
 )
+_SOURCES = (".credentials", ".tokens", ".utils")
+"""Loggers of what asks for credentials: an answer that was not understood may hold them in any form."""
 _NAMES = (
     r"x-amz-security-token|x-amz-s3session-token|x-aws-ec2-metadata-token|x-amz-sso_bearer_token|authorization|"
     r"aws_session_token|(?:aws_)?secret_?access_?key|session_?token|"
@@ -39,6 +41,8 @@ _SECRETS = (
     re.compile(rf"""(?P<name>\b(?:{_NAMES})\\?['"]?\s*[:=]\s*(?:b?\\?['"])?)(?P<value>[^'"\\\n\r]+)""", re.IGNORECASE),
     # An element of XML.
     re.compile(r"(?P<name><(?:SecretAccessKey|SessionToken|Token[-\d]*)>)(?P<value>[^<]+)", re.IGNORECASE),
+    # A token that says who a process is, wherever it is repeated.
+    re.compile(r"(?P<name>\beyJ)(?P<value>[\w-]{8,}\.[\w.-]+)"),
     # Of a URL.
     re.compile(r"(?P<name>//)(?P<value>[^/@\s'\"]+)(?=@)"),
     re.compile(r"(?P<name>\bSignature[:=]\s*)(?P<value>[0-9a-f]{16,})", re.IGNORECASE),
@@ -57,7 +61,11 @@ class Redaction(logging.Filter):
             record.msg, record.args = redacted, None
         if record.exc_info:
             # As text alone: the exceptions themselves hold requests and answers.
-            record.exc_text, record.exc_info = _redacted(_formatter.formatException(record.exc_info)), None
+            if record.name.endswith(_SOURCES) and record.exc_info[0]:
+                text = record.exc_info[0].__name__
+            else:
+                text = _formatter.formatException(record.exc_info)
+            record.exc_text, record.exc_info = _redacted(text), None
         return True
 
 

@@ -55,6 +55,8 @@ class Refusals:
         match failed.code:
             case "dns" if is_virtual:
                 return "addressing", "virtual puts the bucket before the host: have that name resolve, or write path"
+            case "dns" if settings.endpoint is None:
+                return "endpoint", "without one this is AWS, or what its environment and profile say; write that of the store"
             case "dns":
                 return "endpoint", "fix the host name, or the resolver of this host"
             case "connect":
@@ -63,7 +65,9 @@ class Refusals:
                 return "ca_bundle", "name a file with the CA that signed the store's certificate, or use the name that is in it"
             case "tls":
                 return "endpoint", "does the store speak TLS there? else write http://"
-            case "timeout" | "closed" | "body":
+            case "timeout":
+                return "endpoint", f"does {self._endpoint} hang, or not speak S3, or TLS where it says https?"
+            case "closed" | "body":
                 return "endpoint", f"does {self._endpoint} speak S3, and with TLS exactly where it says https?"
             case "checksum":
                 return "checksums", "the store's checksums are not those of S3; write when_required"

@@ -26,6 +26,7 @@ from kvstore_sdk_backends.s3.settings import S3Settings
 NAME = "v1/record"
 SECRET = "secret/of+this-test=1"
 TOKEN = "token/of+this-test=="
+JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ0aGlzLXRlc3QifQ.c2lnbmF0dXJl"
 LIMIT_S = 20.0
 
 
@@ -233,6 +234,7 @@ def test_nothing_that_is_shown_or_logged_holds_a_secret(
         f'Received non 200 response: {{"Token": "{TOKEN}"}}',
         f"x-amz-sso_bearer_token: {TOKEN}",
         f"SAMLAssertion={TOKEN}",
+        f"<Message>bad token {JWT}</Message>",
         f"Setting endpoint to http://user:{TOKEN.replace('/', '')}@host:9000",
     ],
 )
@@ -242,20 +244,22 @@ def test_the_log_filter_knows_the_forms_in_which_secrets_come(text: str) -> None
     assert SECRET not in record.getMessage()
     assert TOKEN not in record.getMessage()
     assert TOKEN.replace("/", "") not in record.getMessage()
+    assert JWT not in record.getMessage()
     assert "***" in record.getMessage()
 
 
-def test_the_log_filter_looks_into_tracebacks() -> None:
-    """botocore logs one of each refresh that failed."""
+@pytest.mark.parametrize("logger", ["aiobotocore.credentials", "botocore.endpoint"])
+def test_the_log_filter_looks_into_tracebacks(logger: str) -> None:
+    """botocore logs one of each refresh that failed: of those nothing but the class is shown."""
     try:
         raise ValueError(f"headers={{'X-Amz-Security-Token': b'{TOKEN}'}}")
     except ValueError:
-        record = logging.LogRecord("aiobotocore.credentials", logging.WARNING, __file__, 1, "Refreshing failed", (), sys.exc_info())
+        record = logging.LogRecord(logger, logging.WARNING, __file__, 1, "Refreshing failed", (), sys.exc_info())
     assert Redaction().filter(record)
-    text = logging.Formatter().format(record)
-    assert "Refreshing failed" in text
-    assert "ValueError: headers=" in text
-    assert TOKEN not in text
+    lines = logging.Formatter().format(record).splitlines()
+    assert lines[0] == "Refreshing failed"
+    assert lines[-1] == ("ValueError" if logger == "aiobotocore.credentials" else "ValueError: headers={'X-Amz-Security-Token': b'***'}")
+    assert TOKEN not in "".join(lines)
     assert record.exc_info is None, "some handlers look into it themselves"
 
 

@@ -224,6 +224,11 @@ def test_no_secret_is_repeated(cause: Exception) -> None:
         assert "\n" not in text
 
 
+def test_a_host_that_does_not_resolve_is_named() -> None:
+    failed = attempt_error(DOING, connector_error(aiohttp.ClientConnectorDNSError, OSError(-2, "Name or service not known")))
+    assert "the host name bucket.example does not resolve (Name or service not known)" in str(failed.error)
+
+
 def test_a_secret_that_is_a_word_does_not_turn_messages_into_riddles() -> None:
     failed = attempt_error(DOING, answer(403, "AccessDenied", "the test of s3 was refused"), secrets=("test", "s3"))
     assert "the test of s3 was refused" in str(failed.error)

@@ -98,6 +98,10 @@ def test_what_is_no_location_is_refused(location: str) -> None:
     assert refused(location).field == "location"
 
 
+def test_a_slash_too_many_is_shown_to_be_dropped() -> None:
+    assert str(refused("bucket//kv")).endswith("begins with a slash; write bucket/kv")
+
+
 def test_a_directory_bucket_is_refused_since_it_lists_in_no_order() -> None:
     error = refused("kv--euc1-az1--x-s3/kv")
     assert error.field == "location"
@@ -243,7 +247,7 @@ def test_the_engine_that_was_taken_is_logged_once(engine: str, caplog: pytest.Lo
     pytest.importorskip(engine)
     caplog.set_level(logging.INFO)
     opened(engine=engine).close()
-    assert logged(caplog) == ("INFO", f"s3://bucket/kv: engine {engine}")
+    assert logged(caplog) == ("INFO", f"s3://bucket/kv at http://127.0.0.1:1: engine {engine}")
 
 
 @pytest.mark.parametrize(("installed", "level"), [(True, "WARNING"), (False, "INFO")])
@@ -259,7 +263,9 @@ def test_auto_tells_why_it_does_without_nixl(
     opened(verify_tls=False).close()
     said = logged(caplog)
     assert said[0] == level
-    assert said[1].startswith("s3://bucket/kv: engine s3fs, since nixl cannot be used: nixl always verifies certificates")
+    assert said[1].startswith(
+        "s3://bucket/kv at http://127.0.0.1:1: engine s3fs, since nixl cannot be used: nixl always verifies certificates"
+    )
     with pytest.raises(ConfigError, match="engine: nixl always verifies certificates"):
         opened(engine="nixl", verify_tls=False)
 
