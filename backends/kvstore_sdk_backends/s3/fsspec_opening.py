@@ -29,7 +29,7 @@ CLOSE_S = 5.0
 
 _OURS = ("asynchronous", "listings_expiry_time", "loop", "max_paths", "skip_instance_cache", "use_listings_cache")
 """A file system that shares an instance or remembers a listing would answer for a store that has changed since."""
-_NO_LIMIT = "those who write to a bucket cannot keep it below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
+_NO_LIMIT = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
 
 _Options = Annotated[str | None, "arguments of the file system, as a JSON object"]
 _Concurrency = Annotated[int, Bounds(ge=1, le=100), "requests at one time; the libraries keep at most 100 connections"]

@@ -89,7 +89,7 @@ def open_s3(
         problem = f"{bucket} is a directory bucket of S3 Express, whose listings are not sorted; use a general purpose bucket"
         raise ConfigError(WHERE, "location", problem)
     if max_bytes is not None:
-        problem = "those who write to a bucket cannot keep it below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
+        problem = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
         raise ConfigError(WHERE, "max_bytes", problem)
     settings = S3Settings(
         engine=engine,
