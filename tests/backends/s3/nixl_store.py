@@ -1,4 +1,4 @@
-"""One record through a store with the engine NIXL, and how to wait for what it leaves running."""
+"""One record through a store with the engine NIXL."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fault_proxy import FaultProxy
-
 from kvstore_sdk.backend import Buffer, Deadline, Get, Mode, Put, Region
-from kvstore_sdk_backends.s3.nixl_agents import NixlAgents
 from kvstore_sdk_backends.s3.nixl_backend import NixlS3Backend
 
-__all__ = ["RECORD", "SIZE", "WAIT_S", "end", "filled", "get", "put", "soon", "until"]
+__all__ = ["RECORD", "SIZE", "WAIT_S", "filled", "get", "put", "soon", "until"]
 
 SIZE = 300_001
 RECORD = random.Random(7).randbytes(SIZE)
@@ -46,15 +43,3 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < limit_s, "it does not come to that"
         time.sleep(0.01)
-
-
-def end(backend: NixlS3Backend, proxy: FaultProxy) -> None:
-    """Close it, and wait for what it left running, which repeats its requests and would meet a proxy that is ending."""
-    proxy.heal()
-    backend.close()
-
-    def is_over() -> bool:
-        NixlAgents._end_closed()
-        return backend._agents.is_over
-
-    until(is_over)

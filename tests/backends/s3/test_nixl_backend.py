@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from nixl_store import RECORD, SIZE, WAIT_S, end, filled, get, put, soon, until
+from nixl_store import RECORD, SIZE, WAIT_S, filled, get, put, soon, until
 from proxy_faults import Delay, Fault, Status, expired_token
 from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
@@ -38,11 +38,10 @@ def region() -> Iterator[Region]:
 
 
 @pytest.fixture
-def nixl(open_store: Callable[..., Any], proxy: FaultProxy) -> Iterator[NixlS3Backend]:
+def nixl(open_store: Callable[..., Any], proxy: FaultProxy) -> NixlS3Backend:
     backend: NixlS3Backend = open_store("nixl")
     proxy.reset()
-    yield backend
-    end(backend, proxy)
+    return backend
 
 
 def test_auto_takes_nixl_where_it_is_there(open_store: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy
-from nixl_store import RECORD, SIZE, WAIT_S, end, filled, get, put, soon, until
+from nixl_store import RECORD, SIZE, WAIT_S, filled, get, put, soon, until
 from proxy_faults import Bandwidth, Delay, Fault, NeverAnswers, ResetAfterBody, ResetBefore, Status, slow_down
 from s3_server import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
@@ -41,11 +41,10 @@ def region() -> Iterator[Region]:
 
 
 @pytest.fixture
-def nixl(open_store: Callable[..., Any], proxy: FaultProxy) -> Iterator[NixlS3Backend]:
+def nixl(open_store: Callable[..., Any], proxy: FaultProxy) -> NixlS3Backend:
     backend: NixlS3Backend = open_store("nixl")
     proxy.reset()
-    yield backend
-    end(backend, proxy)
+    return backend
 
 
 def test_a_get_that_ended_leaves_its_memory_alone_although_the_bytes_still_come(
@@ -179,7 +178,6 @@ def test_nobody_waits_while_the_store_is_asked(
     statuses = [result.status for result in nixl.put(puts, soon(4.0))]
     assert statuses == [PutStatus.UNKNOWN, *[PutStatus.STORED] * 8]
     assert [seen.method for seen in proxy.requests if "slow" in seen.path][:2] == ["PUT", "HEAD"]
-    end(nixl, proxy)
 
 
 def test_a_put_whose_store_cannot_say_what_is_the_matter_is_done_by_the_client(
@@ -210,7 +208,6 @@ def test_when_most_transfers_hang_the_client_does_the_work(open_store: Callable[
     assert get(nixl, region).status is GetStatus.FOUND
     # NIXL's own time-out for those two is 3 s.
     assert time.monotonic() - started_s < 2.0
-    end(nixl, proxy)
 
 
 def test_close_ends_a_call_and_leaves_its_memory_alone(nixl: NixlS3Backend, region: Region, proxy: FaultProxy) -> None:
