@@ -32,10 +32,14 @@ test: test-core test-engine
 # The suite on backends that are wrong on purpose waits much and computes little.
 SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m pytest tests/conformance -n 4 --dist worksteal
 
+# Object stores are slow, hang and are waited for, in processes of their own.
+STORE_TESTS = $(RUN) -m pytest tests/backends/s3 -n 3 --dist worksteal
+
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
 test-core:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance -m "not long"
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 -m "not long"
+	$(STORE_TESTS) -m "not long"
 	$(SUITE_TESTS) -m "not long"
 
 test-engine:
@@ -44,7 +48,8 @@ test-engine:
 
 test-all:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3
+	$(STORE_TESTS)
 	$(SUITE_TESTS)
 	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
 

@@ -42,11 +42,12 @@ class Gaps:
         self._left -= 1
         gap_s = self._draw() * self._limit_s
         self._limit_s = min(2 * self._limit_s, LONGEST_GAP_S)
-        slack_s = remaining_s - retry_after_s
-        if retry_after_s > 0:
-            # A wish that fits is followed, though with less of a spread.
-            gap_s = min(gap_s, slack_s / 2)
-        return retry_after_s + gap_s if gap_s < slack_s else None
+        if 0 < retry_after_s < remaining_s:
+            # A wish that fits is followed, though with less of a spread; with none where no number lies between.
+            wait_s = retry_after_s + min(gap_s, (remaining_s - retry_after_s) / 2)
+            return wait_s if wait_s < remaining_s else retry_after_s
+        wait_s = retry_after_s + gap_s
+        return wait_s if wait_s < remaining_s else None
 
 
 class Requests:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scripted_client import ScriptedClient, refused
 
@@ -50,6 +50,7 @@ def test_gaps_stay_below_a_limit_that_doubles(drawn: float, retries: int) -> Non
 
 
 @given(part, st.floats(0.0, 100.0), st.floats(0.0, 100.0))
+@example(0.5, 0.9999999999999999, 1.0)
 def test_a_gap_is_as_long_as_the_store_wishes_and_fits_in_what_is_left(drawn: float, retry_after_s: float, remaining_s: float) -> None:
     gap_s = Gaps(1, lambda: drawn).next_s(retry_after_s, remaining_s)
     if gap_s is None:
