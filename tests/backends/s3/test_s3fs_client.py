@@ -337,7 +337,8 @@ def test_a_cancelled_get_writes_no_more_and_its_connection_is_not_used_again(ask
 
 
 def test_memory_that_was_given_back_is_not_sent_on(ask: Ask, proxy: FaultProxy, s3_server: S3Server, bucket: str) -> None:
-    memory = memory_of(some_bytes(8_000_000))
+    # More than sockets take in before anybody reads.
+    memory = memory_of(some_bytes(32_000_000))
     proxy.script(Fault(Bandwidth(2_000_000), "PUT"))
     taken = threading.Timer(0.5, memory.give_back)
 
