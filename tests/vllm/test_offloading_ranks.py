@@ -114,8 +114,9 @@ def test_one_rank_and_two_ranks_load_what_the_other_stored(
     two.send(settle=True)
     two.send(reset_device=True)
     own_of_two = two.ask([asked[0], asked[2]])
+    told = two.log()[-4000:]
     two.stop()
-    assert [answer.reused for answer in crossed + own_of_two] == [reuse] * 4
+    assert [answer.reused for answer in crossed + own_of_two] == [reuse] * 4, told
     to_two = [mine.differs(theirs) for mine, theirs in zip(crossed, own_of_two, strict=True)]
     assert to_two[1] > TOLERANCE
     if name != "deepseek":

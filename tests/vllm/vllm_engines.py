@@ -29,6 +29,8 @@ PROMPT_TOKENS = 405
 """No whole number of blocks: at the end of the last one a known prompt leaves something to compute."""
 TOKENS = 6
 """How many tokens are generated for each prompt."""
+PATIENT = {"lookup_timeout_s": 20.0, "load_timeout_s": 30.0}
+"""Limits for tests that are not about them: on a busy machine a store may take longer than an engine should wait."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def connector(tiers: Sequence[Mapping[str, Any]], *, spec: str = "KVStoreTiering
             **({"spec_module_path": "kvstore_sdk.vllm"} if spec.startswith("KVStore") else {}),
             "cpu_bytes_to_use": HOST_BYTES,
             "secondary_tiers": [dict(tier) for tier in tiers],
+            **({"lookup_timeout_s": PATIENT["lookup_timeout_s"]} if spec == "KVStoreOffloadingSpec" else {}),
             **extra,
         },
     }
@@ -206,7 +209,7 @@ class Engine:
 
 def fs_entry(folder: Path, **options: Any) -> dict[str, Any]:
     """A tier's entry for a folder."""
-    return {"type": "kvstore", "backend": "fs", "location": str(folder), **options}
+    return {"type": "kvstore", "backend": "fs", "location": str(folder), **PATIENT, **options}
 
 
 class Stored:
