@@ -36,11 +36,14 @@ SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m py
 STORE_TESTS = $(RUN) -m pytest tests/backends/s3 -n 3 --dist worksteal
 
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
+# Each part runs even when one before it failed.
 test-core:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 -m "not long"
-	$(STORE_TESTS) -m "not long"
-	$(SUITE_TESTS) -m "not long"
+	failed=0; \
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 -m "not long" || failed=1; \
+	$(STORE_TESTS) -m "not long" || failed=1; \
+	$(SUITE_TESTS) -m "not long" || failed=1; \
+	exit $$failed
 
 test-engine:
 	@$(ENV) engine
