@@ -29,6 +29,7 @@ PROMPT_TOKENS = 405
 """No whole number of blocks: at the end of the last one a known prompt leaves something to compute."""
 TOKENS = 6
 """How many tokens are generated for each prompt."""
+OURS = "KVStoreOffloadingSpec"
 PATIENT = {"lookup_timeout_s": 20.0, "load_timeout_s": 30.0}
 """Limits for tests that are not about them: on a busy machine a store may take longer than an engine should wait."""
 
@@ -70,8 +71,8 @@ def connector(tiers: Sequence[Mapping[str, Any]], *, spec: str = "KVStoreTiering
             **({"spec_module_path": "kvstore_sdk.vllm"} if spec.startswith("KVStore") else {}),
             "cpu_bytes_to_use": HOST_BYTES,
             "secondary_tiers": [dict(tier) for tier in tiers],
-            **({"lookup_timeout_s": PATIENT["lookup_timeout_s"]} if spec == "KVStoreOffloadingSpec" else {}),
             **extra,
+            **({"kvstore": {"lookup_timeout_s": PATIENT["lookup_timeout_s"], **extra.get("kvstore", {})}} if spec == OURS else {}),
         },
     }
 
