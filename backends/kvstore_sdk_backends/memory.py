@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -36,10 +37,11 @@ __all__ = ["MemoryBackend", "open_memory"]
 
 
 class _Shelf:
-    """The records of one location, and their bytes together. `lock` guards a change of both."""
+    """The records of one location, when each was stored, and their bytes together. `lock` guards a change of all."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
+        self.modified_s: dict[str, float] = {}
         self.used_bytes = 0
         self.lock = threading.Lock()
 
@@ -123,7 +125,7 @@ class MemoryBackend:
         after = cursor or ""
         with self._shelf.lock:
             found = sorted((name, len(record)) for name, record in self._shelf.records.items() if name.startswith(prefix) and name > after)
-        entries = [ListEntry(name, size_bytes) for name, size_bytes in found[:limit]]
+        entries = [ListEntry(name, size_bytes, self._shelf.modified_s.get(name)) for name, size_bytes in found[:limit]]
         return ListPage(entries, entries[-1].name if len(found) > limit else None)
 
     def _refused(self, doing: str) -> ClosedError | None:
@@ -162,6 +164,7 @@ class MemoryBackend:
             if self._max_bytes is not None and used_bytes > self._max_bytes:
                 return PutResult.failed(NoSpaceError(f"memory put {put.name}: max_bytes {self._max_bytes} is reached"))
             shelf.records[put.name] = record
+            shelf.modified_s[put.name] = time.time()
             shelf.used_bytes = used_bytes
         return PutResult(PutStatus.STORED)
 
@@ -186,5 +189,6 @@ class MemoryBackend:
             return Failure(bad)
         with self._shelf.lock:
             record = self._shelf.records.pop(name, None)
+            self._shelf.modified_s.pop(name, None)
             self._shelf.used_bytes -= len(record or b"")
         return DeleteStatus.ABSENT if record is None else DeleteStatus.DELETED

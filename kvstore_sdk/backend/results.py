@@ -169,10 +169,15 @@ class DeleteStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One record of a listing."""
+    """One record of a listing.
+
+    `modified_s` is when the record was stored last, in seconds since 1970 by the clock of the store; None where the store does not say.
+    Tools show and sort by it; no request depends on it.
+    """
 
     name: str
     size_bytes: int
+    modified_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

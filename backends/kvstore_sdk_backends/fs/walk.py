@@ -41,9 +41,9 @@ def _walk(root: str, above: str, prefix: str, after: list[str], page: int, max_n
                 if folder.startswith(prefix) or prefix.startswith(folder):
                     yield from _walk(root, folder, prefix, deeper if segment == start else [], page, max_name_bytes, deadline)
             elif name.startswith(prefix) and not (inclusive and segment == start):
-                size_bytes = _size_bytes(f"{root}/{name}")
-                if size_bytes is not None:
-                    yield ListEntry(name, size_bytes)
+                facts = _facts(f"{root}/{name}")
+                if facts is not None:
+                    yield ListEntry(name, facts.st_size, facts.st_mtime)
         if len(batch) < page:
             return
         start, inclusive, deeper = batch[-1][0], False, []
@@ -64,8 +64,8 @@ def _next_entries(folder: str, start: str, inclusive: bool, page: int) -> list[t
         return []
 
 
-def _size_bytes(path: str) -> int | None:
+def _facts(path: str) -> os.stat_result | None:
     try:
-        return os.stat(path, follow_symlinks=False).st_size
+        return os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return None

@@ -256,7 +256,7 @@ class S3Backend:
             after = info.key
             # A store that does not heed the prefix must not have objects of others taken for records.
             if after.startswith(start) and is_valid_name(name := self._requests.name(after), MAX_NAME_BYTES):
-                entries.append(ListEntry(name, info.size_bytes))
+                entries.append(ListEntry(name, info.size_bytes, info.modified_s))
         if more and not found:
             raise self._bad_page("a page with nothing in it says that there are more")
         return entries, after, more

@@ -18,11 +18,11 @@ MAX_DELETE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object of a listing. `modified_s` is in seconds since 1970, by the store's clock."""
+    """One object of a listing. `modified_s` is in seconds since 1970, by the store's clock; None where it does not say."""
 
     key: str
     size_bytes: int
-    modified_s: float
+    modified_s: float | None
 
 
 class AttemptError(Exception):

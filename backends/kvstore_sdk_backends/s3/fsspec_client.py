@@ -226,11 +226,11 @@ def _says(cause: Exception) -> str:
     return f"{cause.field}: {cause.problem}" if isinstance(cause, ConfigError) else type(cause).__name__
 
 
-def _modified_s(entry: dict[str, Any]) -> float:
+def _modified_s(entry: dict[str, Any]) -> float | None:
     for name in _TIMES:
         value = entry.get(name)
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, int | float):
             return float(value)
-    return 0.0
+    return None

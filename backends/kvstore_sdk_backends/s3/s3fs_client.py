@@ -190,7 +190,7 @@ class S3fsClient:
         if not isinstance(key, str) or not isinstance(size_bytes, int) or size_bytes < 0:
             raise self._bad_body("LIST", prefix, "has an entry without a key or a size")
         modified = entry.get("LastModified")
-        return ObjectInfo(key, size_bytes, modified.timestamp() if isinstance(modified, datetime) else 0.0)
+        return ObjectInfo(key, size_bytes, modified.timestamp() if isinstance(modified, datetime) else None)
 
     async def _receive(self, key: str, body: Any, memory: ItemMemory, attempt: _Attempt) -> None:
         """Fill `memory`, and read on to the end of the body: only there it is checked."""
