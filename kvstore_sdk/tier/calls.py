@@ -1,4 +1,8 @@
-"""The one place from which a backend is called: every answer it may give comes out as a well-formed one."""
+"""The one place from which a backend is called: every answer it may give comes out as a well-formed one.
+
+A call is an `Asked`, which does not say how it is made. What needs answers is a generator that yields one `Asked` after another and is sent
+the answers to each; `drive` makes the calls on the thread that runs it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from kvstore_sdk import errors
 from kvstore_sdk.backend import (
@@ -38,11 +42,12 @@ from kvstore_sdk.backend import (
 from kvstore_sdk.errors import text_of
 from kvstore_sdk.tier.metrics import TierMetrics
 
-__all__ = ["Calls"]
+__all__ = ["Asked", "Asking", "Calls", "drive"]
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T")
 _LOG_AGAIN_S = 30.0
 _LONGEST_WISH_S = 86_400.0
 """Whoever wants to be left alone for longer than a day has made a mistake."""
@@ -72,20 +77,16 @@ class Calls:
         self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._log_lock = threading.Lock()
 
-    def exists(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
+    def exists(self, names: Sequence[str], deadline: Deadline) -> Asked[bool | Failure]:
         def right(answer: Any) -> bool:
             return answer is True or answer is False or _is_failure(answer)
 
         def error_of(name: str, answer: bool | Failure) -> BackendError | None:
             return answer.error if isinstance(answer, Failure) else None
 
-        return self._call("exists", names, lambda: self.backend.exists(list(names), deadline), right, Failure, error_of)
+        return Asked(self, "exists", names, names, deadline, right, Failure, error_of)
 
-    def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
-        if self.capabilities.read_only:
-            refused = ReadOnlyError(f"{self._label} put: the backend is read-only")
-            return [PutResult.failed(refused) for _ in puts]
-
+    def put(self, puts: Sequence[Put], deadline: Deadline) -> Asked[PutResult]:
         def right(answer: Any) -> bool:
             if not isinstance(answer, PutResult) or not isinstance(answer.status, PutStatus):
                 return False
@@ -102,9 +103,12 @@ class Calls:
             # An exception leaves open what was stored: UNKNOWN, and repeating is safe.
             return PutResult(PutStatus.UNKNOWN, error)
 
-        return self._call("put", [put.name for put in puts], lambda: self.backend.put(list(puts), deadline), right, fail, error_of)
+        asked = Asked(self, "put", [put.name for put in puts], puts, deadline, right, fail, error_of)
+        if self.capabilities.read_only:
+            asked.refuse(PutResult.failed(ReadOnlyError(f"{self._label} put: the backend is read-only")))
+        return asked
 
-    def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+    def get(self, gets: Sequence[Get], deadline: Deadline) -> Asked[GetResult]:
         def right(answer: Any) -> bool:
             if not isinstance(answer, GetResult) or not isinstance(answer.status, GetStatus):
                 return False
@@ -120,31 +124,31 @@ class Calls:
                 return GetResult(GetStatus.IN_DOUBT, error, _NEVER_OVER)
             return GetResult.failed(error)
 
-        return self._call("get", [get.name for get in gets], lambda: self.backend.get(list(gets), deadline), right, fail, error_of)
+        return Asked(self, "get", [get.name for get in gets], gets, deadline, right, fail, error_of)
 
-    def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
-        backend = self.backend
-        if not self._deletes or self.capabilities.read_only:
-            return [Failure(UnsupportedError(f"{self._label} delete: the backend does not offer it")) for _ in names]
-
+    def delete(self, names: Sequence[str], deadline: Deadline) -> Asked[DeleteStatus | Failure]:
         def right(answer: Any) -> bool:
             return isinstance(answer, DeleteStatus) or _is_failure(answer)
 
         def error_of(name: str, answer: DeleteStatus | Failure) -> BackendError | None:
             return answer.error if isinstance(answer, Failure) else None
 
-        return self._call("delete", names, lambda: cast(SupportsDelete, backend).delete(list(names), deadline), right, Failure, error_of)
+        asked = Asked[DeleteStatus | Failure](self, "delete", names, names, deadline, right, Failure, error_of)
+        if not self._deletes or self.capabilities.read_only:
+            asked.refuse(Failure(UnsupportedError(f"{self._label} delete: the backend does not offer it")))
+        return asked
 
-    def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
+    def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> Asking[list[bool]]:
         """Which operations are over. What cannot be asked counts as not over."""
-        backend = self.backend
-        asked = [ticket for ticket in tickets if ticket is not _NEVER_OVER] if self._settles else []
-        if not asked:
+        known = [ticket for ticket in tickets if ticket is not _NEVER_OVER] if self._settles else []
+        if not known:
             return [False for _ in tickets]
-        answers = self._call(
+        answers: list[bool] = yield Asked(
+            self,
             "settle",
-            ["" for _ in asked],
-            lambda: cast(SupportsSettle, backend).settle(list(asked), deadline),
+            ["" for _ in known],
+            known,
+            deadline,
             lambda answer: answer is True or answer is False,
             lambda error: False,
             lambda name, answer: None,
@@ -165,26 +169,18 @@ class Calls:
     def _may_doubt(self, ticket: Ticket | None) -> bool:
         return ticket is not None and self.capabilities.in_doubt and self._settles
 
-    def _call(
-        self,
-        operation: str,
-        names: Sequence[str],
-        call: Callable[[], Any],
-        right: Callable[[Any], bool],
-        fail: Callable[[BackendError], R],
-        error_of: Callable[[str, R], BackendError | None],
-    ) -> list[R]:
-        """Call, and count and log what failed. The backend gets lists of its own: it may keep or change them."""
-        started_s = time.monotonic()
+    def judge(self, asked: Asked[R], ask: Callable[[], Any], started_s: float) -> list[R]:
+        """The answers to a call, well-formed whatever `ask` returns or raises. Counts and logs what failed."""
+        operation, names = asked.operation, asked.names
         doing = f"{self._label} {operation}"
         failure: BackendError | None = None
         answers: list[R] = []
         try:
-            returned = call()
+            returned = ask()
             # Looked at within the `try`, and copied first: it may be of a class of the vendor's, and may change while we look.
             listed = isinstance(returned, (list, tuple))
             answers = [_own(answer) for answer in islice(returned, len(names) + 1)] if listed else []
-            if (wrong := _what_is_wrong(returned, answers, names, right)) is not None:
+            if (wrong := _what_is_wrong(returned, answers, names, asked.right)) is not None:
                 self._metrics.count("breaches", operation)
                 failure = BreachError(f"{doing}: {wrong}")
         except BackendError as error:
@@ -199,9 +195,9 @@ class Calls:
         if failure is not None:
             for name in names:
                 self._failed(operation, name, failure, elapsed_s)
-            return [fail(failure) for _ in names]
+            return [asked.fail(failure) for _ in names]
         for name, answer in zip(names, answers, strict=True):
-            if (its_error := error_of(name, answer)) is not None:
+            if (its_error := asked.error_of(name, answer)) is not None:
                 self._failed(operation, name, its_error, elapsed_s)
         return answers
 
@@ -227,6 +223,67 @@ class Calls:
             "%s: %s%s failed after %.1f ms: %s: %s; advice: %s%s",
             self._label, operation, of, elapsed_s * 1000, kind, text, _ADVICE[kind], more,
         )  # fmt: skip
+
+
+class Asked(Generic[R]):
+    """One call of a backend, not made yet.
+
+    Attributes:
+        operation: Name of the backend's method.
+        names: Of the items, for the log.
+        items: What the method is given.
+        refused: The answers, where no call is to be made.
+    """
+
+    __slots__ = ("_calls", "deadline", "error_of", "fail", "items", "names", "operation", "refused", "right")
+
+    def __init__(
+        self,
+        calls: Calls,
+        operation: str,
+        names: Sequence[str],
+        items: Sequence[Any],
+        deadline: Deadline,
+        right: Callable[[Any], bool],
+        fail: Callable[[BackendError], R],
+        error_of: Callable[[str, R], BackendError | None],
+    ) -> None:
+        self._calls = calls
+        self.operation = operation
+        self.names = names
+        self.items = items
+        self.deadline = deadline
+        self.right = right
+        self.fail = fail
+        self.error_of = error_of
+        self.refused: list[R] | None = None
+
+    def refuse(self, answer: R) -> None:
+        """This is the answer to each item."""
+        self.refused = [answer for _ in self.names]
+
+    def run(self) -> list[R]:
+        """Make the call on this thread. Raises nothing."""
+        if self.refused is not None:
+            return self.refused
+        # A list of its own: the backend may keep it or change it.
+        return self._calls.judge(
+            self, lambda: getattr(self._calls.backend, self.operation)(list(self.items), self.deadline), time.monotonic()
+        )
+
+
+Asking: TypeAlias = Generator[Asked[Any], list[Any], T]
+"""What has to call a backend before it can return a T: yields calls, and is sent the answers to each."""
+
+
+def drive(steps: Asking[T]) -> T:
+    """Run to the end, with the calls made on this thread."""
+    try:
+        asked = next(steps)
+        while True:
+            asked = steps.send(asked.run())
+    except StopIteration as end:
+        return cast(T, end.value)
 
 
 def _what_is_wrong(returned: Any, answers: list[Any], names: Sequence[str], right: Callable[[Any], bool]) -> str | None:

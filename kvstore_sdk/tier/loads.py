@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from kvstore_sdk.backend import BackendError, Deadline, Failure, Get, GetResult, GetStatus, InvalidError
+from kvstore_sdk.backend import BackendError, Deadline, DeleteStatus, Failure, Get, GetResult, GetStatus, InvalidError
 from kvstore_sdk.format import Flaw
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.breaker import Breakers
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.jobs import Ending, Item, Outcome
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import Lost, News
@@ -65,7 +65,7 @@ class Loads:
         self._settle = settle
         self._trust = Trust()
 
-    def run(self, batch: Batch, doubts: list[Doubt]) -> None:
+    def run(self, batch: Batch, doubts: list[Doubt]) -> Asking[None]:
         """Do a batch to its end. Adds to `doubts` what the backend may still write into."""
         breaker = self._breakers.get
         items: list[tuple[Item, int, ChunkKey, Get]] = []
@@ -86,7 +86,7 @@ class Loads:
         batch.timeout_s = min(item.job.timeout_s for item, _, _, _ in items)
         batch.deadline_s = min(item.job.deadline_s for item, _, _, _ in items)
         deadline = Deadline(batch.deadline_s)
-        answers = self._calls.get([get for _, _, _, get in items], deadline)
+        answers: list[GetResult] = yield self._calls.get([get for _, _, _, get in items], deadline)
         # All of them first: whatever happens later, what is in doubt stays out of use.
         for (item, slot, _, _), answer in zip(items, answers, strict=True):
             if answer.status is GetStatus.IN_DOUBT:
@@ -98,7 +98,7 @@ class Loads:
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
             if _is_there(answer):
                 answered = True
-                self._check(batch, item, key, get, answer, deadline, slot, doubts)
+                yield from self._check(batch, item, key, get, answer, deadline, slot, doubts)
             elif answer.status is GetStatus.MISSING:
                 answered = True
                 self._fail(batch, item, "missing", gone=True)
@@ -111,12 +111,13 @@ class Loads:
 
     def _check(
         self, batch: Batch, item: Item, key: ChunkKey, get: Get, answer: GetResult, deadline: Deadline, slot: int, doubts: list[Doubt]
-    ) -> None:
+    ) -> Asking[None]:
         """Verify what came, and hand it to the engine, or find it bad after a second look."""
         if self._flaw(item, key, get, answer) is None:
             self._deliver(batch, item, key, get)
             return
-        again = self._calls.get([get], deadline)[0]
+        seconds: list[GetResult] = yield self._calls.get([get], deadline)
+        again = seconds[0]
         if again.status is GetStatus.IN_DOUBT:
             doubts.append(Doubt(again.ticket, slot, item))
             self._fail(batch, item, "failed")
@@ -129,7 +130,7 @@ class Loads:
             self._deliver(batch, item, key, get)
         else:
             self._records.let_go(item)
-            self._condemn(batch, item, key, second.flaw, deadline)
+            yield from self._condemn(batch, item, key, second.flaw, deadline)
 
     def _flaw(self, item: Item, key: ChunkKey, get: Get, answer: GetResult) -> _Bad | None:
         if answer.status is GetStatus.WRONG_SIZE:
@@ -153,7 +154,7 @@ class Loads:
         self._records.let_go(item)
         self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
 
-    def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline) -> None:
+    def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline) -> Asking[None]:
         if flaw is None:
             # Not a record at all, and said so by the store: nothing to suspect, and not ours to remove.
             self._fail(batch, item, "failed", bad=True, gone=True)
@@ -170,8 +171,9 @@ class Loads:
                     _SUSPECT_MEMORY_S,
                 )
         elif self._trust.may_remove():
-            answer = self._calls.delete([key.name], Deadline(min(deadline.at_s, time.monotonic() + _REMOVE_FOR_S)))[0]
-            removed = not isinstance(answer, Failure)
+            until = Deadline(min(deadline.at_s, time.monotonic() + _REMOVE_FOR_S))
+            answers: list[DeleteStatus | Failure] = yield self._calls.delete([key.name], until)
+            removed = not isinstance(answers[0], Failure)
             if removed:
                 self._metrics.count("removals")
         # Removed, the next store may create it. Not removed, it has to replace it.

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Mode, Put, PutStatus, Ticket
+from kvstore_sdk.backend import Buffer, Deadline, Get, GetResult, GetStatus, Mode, Put, PutResult, PutStatus, Ticket
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import manifest_name
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.records import Records
 from kvstore_sdk.tier.work import Batch
@@ -34,7 +34,7 @@ class Manifests:
         # When each namespace may be seen to again.
         self._again_s: dict[str, float] = {}
 
-    def after_store(self, batch: Batch, slot: int) -> Ticket | None:
+    def after_store(self, batch: Batch, slot: int) -> Asking[Ticket | None]:
         """A record of this batch was stored. See to the manifest, through a slot of the batch that is free until the batch ends.
 
         Returns:
@@ -53,7 +53,7 @@ class Manifests:
         result, ticket = "failed", None
         if (buffer := self._records.borrow(slot, len(manifest))) is not None:
             batch.deadline_s = time.monotonic() + _TIMEOUT_S
-            result, ticket = ensure_manifest(self._calls, namespace, manifest, buffer, Deadline(batch.deadline_s))
+            result, ticket = yield from ensure_manifest(self._calls, namespace, manifest, buffer, Deadline(batch.deadline_s))
             if ticket is None:
                 self._records.give_back()
         self._metrics.count("manifests", result)
@@ -62,7 +62,7 @@ class Manifests:
         return ticket
 
 
-def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffer, deadline: Deadline) -> tuple[str, Ticket | None]:
+def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffer, deadline: Deadline) -> Asking[tuple[str, Ticket | None]]:
     """See that the backend holds `manifest`, going through `buffer`, which is as long.
 
     It informs people and tools; no record is believed or refused because of it.
@@ -74,7 +74,8 @@ def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffe
     if len(manifest) > calls.capabilities.max_record_bytes:
         return "failed", None
     name = manifest_name(namespace)
-    found = calls.get([Get(name, (buffer,))], deadline)[0]
+    got: list[GetResult] = yield calls.get([Get(name, (buffer,))], deadline)
+    found = got[0]
     if found.status is GetStatus.FOUND and buffer.view == manifest:
         return "same", None
     if found.status is GetStatus.IN_DOUBT:
@@ -82,7 +83,8 @@ def ensure_manifest(calls: Calls, namespace: str, manifest: bytes, buffer: Buffe
         return "failed", found.ticket
     missing = found.status is GetStatus.MISSING
     buffer.view[:] = manifest
-    put = calls.put([Put(name, (buffer,), Mode.CREATE if missing else Mode.REPLACE)], deadline)[0]
+    stored: list[PutResult] = yield calls.put([Put(name, (buffer,), Mode.CREATE if missing else Mode.REPLACE)], deadline)
+    put = stored[0]
     if put.status is PutStatus.STORED:
         return "written" if missing else "rewritten", None
     if put.status is PutStatus.IN_DOUBT:

@@ -1,4 +1,4 @@
-"""What the Tier's threads do with a batch: the blocking half."""
+"""What becomes of a batch: its calls, and what follows from their answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from kvstore_sdk.backend import BackendError, Deadline, Failure, Ticket
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.breaker import Breakers
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.jobs import Ending, Kind
 from kvstore_sdk.tier.loads import Loads
 from kvstore_sdk.tier.metrics import TierMetrics
@@ -46,7 +46,7 @@ class Pipeline:
         breakers: Breakers,
         tell: Callable[[News], None],
         settle: Callable[[Iterable[Ending]], None],
-        first_store: Callable[[Batch, int], Ticket | None],
+        first_store: Callable[[Batch, int], Asking[Ticket | None]],
     ) -> None:
         self._name = name
         self._calls = calls
@@ -79,19 +79,19 @@ class Pipeline:
             first_store=first_store,
         )
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch) -> Asking[None]:
         """Do a batch to its end. Never raises for what a backend or the engine's memory does."""
         doubts: list[Doubt] = []
         over: list[Doubt] = []
         try:
             if batch.probes:
-                self._probe(batch)
+                yield from self._probe(batch)
             elif batch.doubts:
-                over = self._ask_about(batch)
+                over = yield from self._ask_about(batch)
             elif batch.kind is Kind.LOAD:
-                self._loads.run(batch, doubts)
+                yield from self._loads.run(batch, doubts)
             else:
-                self._stores.run(batch, doubts)
+                yield from self._stores.run(batch, doubts)
         except BaseException:
             in_doubt = {doubt.item for doubt in doubts}
             for item in batch.items:
@@ -109,9 +109,9 @@ class Pipeline:
         if held and held >= self._settings.max_quarantined_bytes and self._breakers.hold(self._metrics, self._settings.breaker_probe_s):
             logger.warning("%s: breakers opened: calls that outlived their deadlines hold %d bytes", self._name, held)
 
-    def _ask_about(self, batch: Batch) -> list[Doubt]:
+    def _ask_about(self, batch: Batch) -> Asking[list[Doubt]]:
         batch.deadline_s = time.monotonic() + _SETTLE_FOR_S
-        done = self._calls.settle([doubt.ticket for doubt in batch.doubts], Deadline(batch.deadline_s))
+        done = yield from self._calls.settle([doubt.ticket for doubt in batch.doubts], Deadline(batch.deadline_s))
         over = [doubt for doubt, settled in zip(batch.doubts, done, strict=True) if settled]
         for doubt in over:
             if doubt.item is not None:
@@ -120,7 +120,7 @@ class Pipeline:
                 self._records.give_back()
         return over
 
-    def _probe(self, batch: Batch) -> None:
+    def _probe(self, batch: Batch) -> Asking[None]:
         breaker = self._breakers.exists
         if breaker.is_open and not any(probe.trial for probe in batch.probes):
             # Asked before the breaker opened: nobody should wait for the same failure once more.
@@ -132,7 +132,7 @@ class Pipeline:
         batch.timeout_s = self._settings.lookup_timeout_s
         batch.deadline_s = max(batch.probes[0].asked_s + 0.9 * self._settings.lookup_timeout_s, time.monotonic() + 0.01)
         names = [ChunkKey.from_engine(batch.namespace, probe.key).name for probe in batch.probes]
-        answers = self._calls.exists(names, Deadline(batch.deadline_s))
+        answers: list[bool | Failure] = yield self._calls.exists(names, Deadline(batch.deadline_s))
         now = time.monotonic()
         failed: BackendError | None = None
         answered = False

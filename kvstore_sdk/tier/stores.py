@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstore_sdk.backend import BackendError, Deadline, InvalidError, Mode, Put, PutStatus, Ticket, UnsupportedError
+from kvstore_sdk.backend import BackendError, Deadline, InvalidError, Mode, Put, PutResult, PutStatus, Ticket, UnsupportedError
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.breaker import Breakers
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.jobs import Ending, Item, Outcome
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import News, Stored
@@ -31,7 +31,7 @@ class Stores:
         verdict: Verdict,
         tell: Callable[[News], None],
         settle: Callable[[Iterable[Ending]], None],
-        first_store: Callable[[Batch, int], Ticket | None],
+        first_store: Callable[[Batch, int], Asking[Ticket | None]],
     ) -> None:
         """`first_store` is called after each batch that stored a record, with a slot of it."""
         self._calls = calls
@@ -43,7 +43,7 @@ class Stores:
         self._settle = settle
         self._first_store = first_store
 
-    def run(self, batch: Batch, doubts: list[Doubt]) -> None:
+    def run(self, batch: Batch, doubts: list[Doubt]) -> Asking[None]:
         """Do a batch to its end. Adds to `doubts` what the backend may still read."""
         breaker = self._breakers.put
         items: list[tuple[Item, int]] = []
@@ -58,7 +58,7 @@ class Stores:
             return
         batch.timeout_s = min(item.job.timeout_s for item, _ in items)
         batch.deadline_s = min(item.job.deadline_s for item, _ in items)
-        answers = self._calls.put(puts, Deadline(batch.deadline_s))
+        answers: list[PutResult] = yield self._calls.put(puts, Deadline(batch.deadline_s))
         for (item, slot), answer in zip(items, answers, strict=True):
             if answer.status is PutStatus.IN_DOUBT:
                 doubts.append(Doubt(answer.ticket, slot, item))
@@ -96,7 +96,7 @@ class Stores:
         if written and not batch.abandoned:
             # The batch is done, and this slot is still ours: the manifest goes through it.
             slot = written[0][1]
-            ticket = self._first_store(batch, slot)
+            ticket = yield from self._first_store(batch, slot)
             if ticket is not None:
                 doubts.append(Doubt(ticket, slot))
 

@@ -12,7 +12,7 @@ from kvstore_sdk.backend import Backend, ConfigError
 from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Calls, drive
 from kvstore_sdk.tier.crew import Crew
 from kvstore_sdk.tier.desk import Desk, Sizes
 from kvstore_sdk.tier.direct import DirectRecords
@@ -366,7 +366,7 @@ class Tier:
 
     def _run(self, batch: Batch) -> None:
         try:
-            self._pipeline.run(batch)
+            drive(self._pipeline.run(batch))
         except BaseException:  # a fault of ours, as a backend's are caught below: the thread and the jobs must go on
             logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
             for item in batch.items:

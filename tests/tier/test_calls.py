@@ -42,7 +42,7 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk.tier import TierMetrics
 from kvstore_sdk.tier import calls as module
-from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.calls import Asked, Calls, drive
 
 Answer = Callable[[Sequence[Any]], Any]
 NAMES = ["v1/a", "v1/b", "v1/c"]
@@ -87,11 +87,13 @@ class Caller:
     def ask(self, operation: str) -> list[Any]:
         deadline = Deadline.after(LIMIT_S)
         if operation == "put":
-            return self.calls.put([Put(name, (buffer,)) for name, buffer in zip(NAMES, self.buffers, strict=True)], deadline)
+            return self.calls.put([Put(name, (buffer,)) for name, buffer in zip(NAMES, self.buffers, strict=True)], deadline).run()
         if operation == "get":
-            return self.calls.get([Get(name, (buffer,)) for name, buffer in zip(NAMES, self.buffers, strict=True)], deadline)
-        ask: Callable[[Sequence[Any], Deadline], list[Any]] = getattr(self.calls, operation)
-        return ask(NAMES, deadline)
+            return self.calls.get([Get(name, (buffer,)) for name, buffer in zip(NAMES, self.buffers, strict=True)], deadline).run()
+        if operation == "settle":
+            return drive(self.calls.settle(NAMES, deadline))
+        ask: Callable[[Sequence[Any], Deadline], Asked[Any]] = getattr(self.calls, operation)
+        return ask(NAMES, deadline).run()
 
 
 def error_of(answer: Any) -> BackendError | None:
@@ -373,14 +375,14 @@ def test_what_is_not_offered_is_refused_without_a_call(region: Region) -> None:
         capabilities = Capabilities(max_record_bytes=4096)
 
     calls = Calls(Plain(), TierMetrics(), "label")  # type: ignore[arg-type]
-    assert isinstance(error_of(calls.delete(["v1/a"], Deadline.after(1))[0]), UnsupportedError)
-    assert calls.settle([1, 2], Deadline.after(1)) == [False, False]
+    assert isinstance(error_of(calls.delete(["v1/a"], Deadline.after(1)).run()[0]), UnsupportedError)
+    assert drive(calls.settle([1, 2], Deadline.after(1))) == [False, False]
 
 
 def test_the_deadline_is_passed_down_unchanged(region: Region) -> None:
     caller = Caller(region, lambda items: [True] * len(items))
     deadline = Deadline.after(3.0)
-    caller.calls.exists(NAMES, deadline)
+    caller.calls.exists(NAMES, deadline).run()
     assert caller.backend.deadlines == [deadline]
 
 
