@@ -30,9 +30,9 @@ def faults(source: str) -> Iterator[str]:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in EVALUATE:
                 yield f"{node.lineno}: calls {node.func.id}"
-            if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-                if (node.func.value.id, node.func.attr) in LOADERS:
-                    yield f"{node.lineno}: calls {node.func.value.id}.{node.func.attr}"
+            of = node.func.value if isinstance(node.func, ast.Attribute) else None
+            if isinstance(node.func, ast.Attribute) and isinstance(of, ast.Name) and (of.id, node.func.attr) in LOADERS:
+                yield f"{node.lineno}: calls {of.id}.{node.func.attr}"
             yield from (
                 f"{node.lineno}: passes {word.arg}=True"
                 for word in node.keywords
