@@ -6,30 +6,36 @@ For the tests of this SDK and of vendors. Nothing here imports a test framework.
 from kvstore_sdk.testing.actions import (
     Hang,
     InDoubt,
+    NoSpace,
     Raise,
     ReadLate,
     Return,
     ReturnLate,
     Say,
-    SwapRecords,
     WriteLate,
-    WrongBytes,
-    WrongSize,
 )
+from kvstore_sdk.testing.clock import JumpClock
+from kvstore_sdk.testing.corruption import Stale, SwapRecords, Torn, WrongBytes, WrongSize
 from kvstore_sdk.testing.faults import Action, Call, Fault
 from kvstore_sdk.testing.faulty import Event, FaultyBackend
 from kvstore_sdk.testing.recording import RecordedCall, RecordingBackend
+from kvstore_sdk.testing.schedule import BREACHES, KINDS, Episode, Schedule, draw_episodes
 from kvstore_sdk.testing.wrapper import BackendWrapper
 
 __all__ = [
+    "BREACHES",
+    "KINDS",
     "Action",
     "BackendWrapper",
     "Call",
+    "Episode",
     "Event",
     "Fault",
     "FaultyBackend",
     "Hang",
     "InDoubt",
+    "JumpClock",
+    "NoSpace",
     "Raise",
     "ReadLate",
     "RecordedCall",
@@ -37,8 +43,12 @@ __all__ = [
     "Return",
     "ReturnLate",
     "Say",
+    "Schedule",
+    "Stale",
     "SwapRecords",
+    "Torn",
     "WriteLate",
     "WrongBytes",
     "WrongSize",
+    "draw_episodes",
 ]

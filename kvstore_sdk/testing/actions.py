@@ -1,8 +1,9 @@
-"""What can go wrong in a store."""
+"""What can go wrong with a call: errors, answers that are late, lost or nonsense, memory that is used after the call."""
 
 from __future__ import annotations
 
-import random
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -13,13 +14,13 @@ from kvstore_sdk.backend import (
     GetResult,
     GetStatus,
     Mode,
+    NoSpaceError,
     Put,
     PutResult,
     PutStatus,
-    Region,
-    SupportsRegions,
     UnavailableError,
 )
+from kvstore_sdk.testing.corruption import LATE_CALL_TIMEOUT_S, fill
 from kvstore_sdk.testing.faults import PER_ITEM, TIMED, Action, Call, Proceed
 from kvstore_sdk.testing.wrapper import item_name
 
@@ -27,19 +28,14 @@ __all__ = [
     "Hang",
     "InDoubt",
     "LateTicket",
+    "NoSpace",
     "Raise",
     "ReadLate",
     "Return",
     "ReturnLate",
     "Say",
-    "SwapRecords",
     "WriteLate",
-    "WrongBytes",
-    "WrongSize",
 ]
-
-LATE_CALL_TIMEOUT_S = 30.0
-"""Time for the operation that an action carries out after the call, with a deadline of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,82 +122,21 @@ class Return(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class WrongBytes(Action):
-    """Bytes of each chosen record are changed: after a get in the buffers it was read into, on a put in what is stored.
+class NoSpace(Action):
+    """The store is full: each chosen put answers FAILED with `NoSpaceError`, and is not done.
 
-    Attributes:
-        offset: Of the first changed byte; negative counts from the end. None: drawn anew for each record.
-        length: How many bytes.
-        flip: Bits that are inverted in each of them, 1 to 255.
+    `raw`: as vendor code lets it through: the puts before the first chosen one are done, then the call raises `OSError(ENOSPC)`.
     """
 
-    ops: ClassVar[frozenset[str]] = frozenset({"put", "get"})
-    offset: int | None = None
-    length: int = 1
-    flip: int = 0x01
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or not 1 <= self.flip <= 255:
-            raise ValueError(f"WrongBytes: length {self.length} must be at least 1, flip {self.flip} from 1 to 255")
+    ops: ClassVar[frozenset[str]] = frozenset({"put"})
+    raw: bool = False
 
     def run(self, call: Call, proceed: Proceed) -> Any:
-        if call.op == "put":
-            return _store_copies(call, proceed, self._change)
-        results = proceed(call.items)
-        for index in call.chosen:
-            get = call.items[index]
-            if _found(results, index):
-                record = b"".join(part.view for part in get.into)
-                _fill(get, self._change(record, call.random))
-        return results
-
-    def _change(self, record: bytes, draw: random.Random) -> bytes:
-        changed = bytearray(record)
-        start = draw.randrange(len(changed)) if self.offset is None else self.offset % len(changed)
-        for index in range(start, min(start + self.length, len(changed))):
-            changed[index] ^= self.flip
-        return bytes(changed)
-
-
-@dataclass(frozen=True, slots=True)
-class WrongSize(Action):
-    """Each chosen record is `delta` bytes longer, or shorter: a get answers WRONG_SIZE so, a put stores it so (bytes added are zeros)."""
-
-    ops: ClassVar[frozenset[str]] = frozenset({"put", "get"})
-    delta: int = -1
-
-    def __post_init__(self) -> None:
-        if not self.delta:
-            raise ValueError("WrongSize: delta must not be 0")
-
-    def run(self, call: Call, proceed: Proceed) -> Any:
-        if call.op == "put":
-            return _store_copies(call, proceed, lambda record, _: record[: self._size(len(record))].ljust(self._size(len(record)), b"\0"))
-        return call.split(proceed, lambda get: GetResult.wrong_size(self._size(get.size_bytes), get.size_bytes))
-
-    def _size(self, size_bytes: int) -> int:
-        return max(1, size_bytes + self.delta)
-
-
-@dataclass(frozen=True, slots=True)
-class SwapRecords(Action):
-    """Each chosen get is filled with the whole record of another name, of equal length.
-
-    Attributes:
-        other: Says which; None takes one that went through this backend before, and does nothing where there was none.
-    """
-
-    ops: ClassVar[frozenset[str]] = frozenset({"get"})
-    other: Callable[[str], str] | None = None
-
-    def run(self, call: Call, proceed: Proceed) -> Any:
-        swapped = list(call.items)
-        for index in call.chosen:
-            get = swapped[index]
-            name = self.other(get.name) if self.other is not None else call.other_name(get.name, get.size_bytes)
-            if name is not None:
-                swapped[index] = replace(get, name=name)
-        return proceed(swapped)
+        if not self.raw:
+            return call.split(proceed, lambda put: PutResult.failed(NoSpaceError(f"injected: put {put.name}: the store is full")))
+        if before := call.items[: call.chosen[0]]:
+            proceed(before)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +165,7 @@ class WriteLate(Action):
         return results
 
     def _schedule(self, call: Call, get: Get) -> None:
-        call.late.later(self.seconds, lambda: _fill(get, bytes([self.fill]) * get.size_bytes), get.into)
+        call.late.later(self.seconds, lambda: fill(get, bytes([self.fill]) * get.size_bytes), get.into)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,42 +223,3 @@ class LateTicket:
     """The ticket of an operation that `InDoubt` put off. Every one differs from every other."""
 
     name: str
-
-
-def _found(results: object, index: int) -> bool:
-    """Whether this item was read; another rule may have bent the answer."""
-    result = results[index] if isinstance(results, list) and index < len(results) else None
-    return isinstance(result, GetResult) and result.status is GetStatus.FOUND
-
-
-def _fill(get: Get, record: bytes) -> None:
-    start = 0
-    for part in get.into:
-        part.view[:] = record[start : start + part.length]
-        start += part.length
-
-
-def _store_copies(call: Call, proceed: Proceed, change: Callable[[bytes, random.Random], bytes]) -> Any:
-    """Proceed with changed copies of the chosen puts: their buffers are the caller's, who may read them meanwhile."""
-    puts, copies = list(call.items), []
-    for index in call.chosen:
-        put = puts[index]
-        record = change(b"".join(part.view for part in put.parts), call.random)
-        region = Region(len(record), "kvstore-testing")
-        region.view[: len(record)] = record
-        if isinstance(call.inner, SupportsRegions):
-            call.inner.register_region(region)
-        copies.append(region)
-        puts[index] = replace(put, parts=(region.buffer(0, len(record)),))
-    results = None
-    try:
-        results = proceed(puts)
-        return results
-    finally:
-        in_doubt = isinstance(results, list) and any(getattr(result, "ticket", None) is not None for result in results)
-        for region in copies:
-            # A store in doubt still reads its copy; the region then lives until the process ends.
-            if not in_doubt:
-                if isinstance(call.inner, SupportsRegions):
-                    call.inner.unregister_region(region)
-                region.close()

@@ -83,6 +83,8 @@ class Fault:
         times: Calls that are hit after that; None for no limit.
         probability: Of each item to be chosen, drawn from the script's seed, the rule, the name, and how often the rule saw that
             name: the same in every run, whatever the threads do. (After 100,000 other names a name is as good as new.)
+        begins_s: Seconds after it was armed when the rule begins to hit.
+        ends_s: And when it ends; calls that it hit before go on. None: never.
     """
 
     op: str
@@ -91,6 +93,8 @@ class Fault:
     skip: int = 0
     times: int | None = None
     probability: float = 1.0
+    begins_s: float = 0.0
+    ends_s: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.action, Action):
@@ -104,6 +108,8 @@ class Fault:
             )
         if not 0.0 <= self.probability <= 1.0 or self.skip < 0 or (self.times is not None and self.times < 0):
             raise ValueError("Fault: probability must be from 0 to 1, skip and times not negative")
+        if self.begins_s < 0.0 or (self.ends_s is not None and self.ends_s < self.begins_s):
+            raise ValueError(f"Fault: begins_s {self.begins_s} must not be negative, ends_s {self.ends_s} not before it")
 
     def covers(self, op: str) -> bool:
         """Whether calls of `op` can be hit."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from kvstore_sdk.testing.wrapper import BackendWrapper, item_name
 __all__ = ["Event", "FaultyBackend"]
 
 MAX_EVENTS = 100_000
-"""Entries of the log; older ones are dropped."""
+"""Entries of the log, unless others are asked for."""
 
 MAX_DRAWS = 100_000
 """Names whose draws a rule counts; older ones are forgotten."""
@@ -46,6 +48,8 @@ class Event:
 class _Rule:
     fault: Fault
     index: int
+    begins_at_s: float
+    ends_at_s: float
     hits: int = 0
     draws: Counter[str] = field(default_factory=Counter)
 
@@ -56,18 +60,39 @@ class FaultyBackend(BackendWrapper):
     Rules are asked in order. The first that hits a call holds it; what it lets proceed, the following rules see, and in the end
     `inner`. Two faults of one call are two rules: `[Fault("get", Hang(0.1)), Fault("get", WrongBytes())]` is slow and wrong.
 
+    A rule with a time hits from `begins_s` to `ends_s` after it was armed.
+
     It offers `SupportsSettle` and `capabilities.in_doubt` if `inner` does, or if its first script has an `InDoubt` (perhaps with
     `times=0`): capabilities do not change while a backend is open.
     """
 
-    def __init__(self, inner: Backend, script: Sequence[Fault] = (), *, seed: int = 0) -> None:
-        """Wrap `inner`. `seed` decides all that is random: what `probability` chooses, and which bytes are changed."""
+    def __init__(
+        self,
+        inner: Backend,
+        script: Sequence[Fault] = (),
+        *,
+        seed: int = 0,
+        max_events: int = MAX_EVENTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wrap `inner`, and arm the script.
+
+        Args:
+            inner: Closed with this.
+            script: Rules, or a `Schedule` of them.
+            seed: Decides all that is random: what `probability` chooses, and which bytes are changed.
+            max_events: Entries of the log; older ones are dropped.
+            clock: By which rules begin and end.
+        """
         super().__init__(inner)
         self._seed = seed
+        self._clock = clock
         self._lock = threading.Lock()
+        # All that were ever armed; those that hit now, in order; those whose time is to come, the next one last.
         self._rules: list[_Rule] = []
-        self._healed = 0
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._active: list[_Rule] = []
+        self._coming: list[_Rule] = []
+        self._events: deque[Event] = deque(maxlen=max_events)
         self._names: dict[int, dict[str, None]] = {}
         self._late = LateWork()
         self._in_doubt = inner.capabilities.in_doubt or any(isinstance(fault.action, InDoubt) for fault in script)
@@ -82,7 +107,7 @@ class FaultyBackend(BackendWrapper):
 
     @property
     def log(self) -> list[Event]:
-        """The calls so far, in the order they came, the last 100,000 of them."""
+        """The calls so far, in the order they came, the last `max_events` of them."""
         with self._lock:
             return list(self._events)
 
@@ -112,12 +137,22 @@ class FaultyBackend(BackendWrapper):
                 "FaultyBackend: arm: capabilities must not change; put an InDoubt, if only with times=0, into the first script"
             )
         with self._lock:
-            self._rules += [_Rule(fault, len(self._rules) + index) for index, fault in enumerate(faults)]
+            now_s = self._clock()
+            for fault in faults:
+                ends_at_s = math.inf if fault.ends_s is None else now_s + fault.ends_s
+                rule = _Rule(fault, len(self._rules), now_s + fault.begins_s, ends_at_s)
+                self._rules.append(rule)
+                if fault.begins_s:
+                    self._coming.append(rule)
+                else:
+                    # Calls that run have the list of before.
+                    self._active = [*self._active, rule]
+            self._coming.sort(key=lambda rule: rule.begins_at_s, reverse=True)
 
     def heal(self) -> None:
         """Drop every rule and `release`: from now on the backend is as good as `inner`."""
         with self._lock:
-            self._healed = len(self._rules)
+            self._active, self._coming = [], []
         self.release()
 
     def release(self) -> None:
@@ -136,7 +171,7 @@ class FaultyBackend(BackendWrapper):
         event = Event(op, tuple(map(item_name, items)), threading.current_thread().name)
         with self._lock:
             self._events.append(event)
-            rules = self._rules[self._healed :]
+            rules = self._due()
             # Taken with the rules: a call that has these when `heal` drops them must not hang, nor be in doubt, for ever.
             late = self._late.begin()
         bottom = proceed if op != "close" else self._close
@@ -152,6 +187,18 @@ class FaultyBackend(BackendWrapper):
         results = descend(0, items)
         self._remember(items, results)
         return results
+
+    def _due(self) -> list[_Rule]:
+        """The rules that may hit now, in order. One whose time is over forgets what it drew: a schedule of hours must not fill memory."""
+        now_s = self._clock()
+        while self._coming and self._coming[-1].begins_at_s <= now_s:
+            self._active = sorted([*self._active, self._coming.pop()], key=lambda rule: rule.index)
+        if any(rule.ends_at_s <= now_s for rule in self._active):
+            for rule in self._active:
+                if rule.ends_at_s <= now_s:
+                    rule.draws.clear()
+            self._active = [rule for rule in self._active if rule.ends_at_s > now_s]
+        return self._active
 
     def _match(self, rule: _Rule, event: Event, late: LateCall, op: str, items: Sequence[Any], deadline: Deadline | None) -> Call | None:
         fault = rule.fault
