@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["columns", "human_bytes"]
+__all__ = ["columns", "human_age", "human_bytes"]
 
 
 def columns(rows: Sequence[Sequence[object]], *, indent: str = "", numbers: bool = False) -> str:
@@ -27,3 +27,13 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def human_age(seconds: float) -> str:
+    """How long ago, in the one unit that fits; "in the future" of a clock that is ahead by more than a minute."""
+    if seconds < -60:
+        return "in the future"
+    for unit, factor in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"

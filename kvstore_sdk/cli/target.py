@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from kvstore_sdk.backend import Backend, backend_options, open_backend
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tools.retry import Retry
 
-__all__ = ["Target", "add_output", "add_target", "add_threads", "retry_of", "target_of"]
+__all__ = ["Target", "add_filter", "add_output", "add_target", "add_threads", "prefix_of", "retry_of", "target_of"]
 
 FROM_ENVIRONMENT = "env:"
 MAX_THREADS = 256
@@ -109,6 +110,19 @@ def add_threads(parser: argparse.ArgumentParser, default: int = 4) -> None:
     )
 
 
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """Add `--namespace` and `--prefix`, which say what to look at."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--namespace", metavar="DIGITS", type=_digits, help="of this namespace, or those that begin with these hex digits")
+    either.add_argument("--prefix", default="", metavar="TEXT", help="of names that begin with this text")
+
+
+def prefix_of(arguments: argparse.Namespace) -> str:
+    """What names begin with, as `add_filter` was told."""
+    prefix: str = arguments.prefix if arguments.namespace is None else f"v1/{arguments.namespace}"
+    return prefix
+
+
 def target_of(arguments: argparse.Namespace, command: str, name: str = "target") -> Target:
     """The store that `add_target` was told.
 
@@ -154,6 +168,12 @@ def _seconds(text: str) -> float:
     if not 0.001 <= value <= 86400.0:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds from 0.001 to 86400")
     return value
+
+
+def _digits(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{1,32}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be 1 to 32 lower-case hex digits")
+    return text
 
 
 def _threads(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
@@ -31,7 +31,7 @@ class _Failed(Generic[_R]):
 
 def spread(
     items: Iterable[_T], worker: Callable[[], AbstractContextManager[Callable[[_T], _R]]], threads: int, name: str = "kvstore-tool"
-) -> Iterator[_R]:
+) -> Generator[_R, None, None]:
     """What the workers make of the items, in any order.
 
     The items are read in this thread, as far ahead as keeps the others busy and no further. An exception, of the sequence, of a worker
