@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvstore_sdk.backend import Backend, DeleteStatus, ListEntry, SupportsDelete, UnsupportedError
+from kvstore_sdk.backend import Backend, DeleteStatus, ListEntry
 from kvstore_sdk.errors import BackendError
-from kvstore_sdk.tools.facts import Kind, named
+from kvstore_sdk.tools.facts import Kind, Named, named
 from kvstore_sdk.tools.removal import check_removes, remove
 from kvstore_sdk.tools.retry import Retry
 from kvstore_sdk.tools.walk import walk
 
-__all__ = ["Ages", "Pruned", "Rule", "prune"]
+__all__ = ["Ages", "Oldest", "Prune", "Pruned", "Rule"]
 
 _PAGE = 256
 """Records of one listing: what is stored again after it was listed and before it is removed is removed with it."""
@@ -24,20 +25,24 @@ _FIRST_WIDTH_S = 2.0**-10
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What has to go. Without a limit all of the namespaces go.
+    """What has to go.
 
     Attributes:
-        namespaces: Whose records; none given: those of all.
-        older_than_s: All that were stored, or as the store counts it used, longer ago than this.
+        namespaces: Whose records; none given: those of all. Without one of the limits below all that the namespaces hold.
+        older_than_s: All that were stored longer ago than this, or used, where the store counts that.
         to_bytes: Then those of the longest ago, until the rest, manifests among it, has no more bytes than this.
+
+    Raises:
+        ValueError: nothing is said, which would be everything.
     """
 
     namespaces: frozenset[str] = frozenset()
     older_than_s: float | None = None
     to_bytes: int | None = None
 
-    def takes(self, namespace: str) -> bool:
-        return not self.namespaces or namespace in self.namespaces
+    def __post_init__(self) -> None:
+        if not self.namespaces and self.older_than_s is None and self.to_bytes is None:
+            raise ValueError("Rule: give namespaces, older_than_s or to_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +57,140 @@ class Pruned:
     error: BackendError | None = None
 
 
-@dataclass
-class Remains:
-    """What was met and not removed, known when the iteration is over. `unknown_age`: kept because the store does not say how old."""
+class Prune:
+    """One run over a store, as an iterable of what it removes.
 
-    records: int = 0
-    used_bytes: int = 0
-    manifests: int = 0
-    unknown_age: int = 0
-    foreign: int = 0
-    gone: int = 0
-    namespaces: set[str] = field(default_factory=set)
+    A record that somebody stores again between its listing and its removal, a page of 256 names at most, is removed with the page: one more
+    miss, and never a wrong byte. What was stored after the run began to look at sizes is not part of `to_bytes`. The manifest of
+    a namespace that holds no record any more goes as well, if it is as old as the records had to be.
+
+    Attributes:
+        listed: Names seen so far, in `passes` passes over the store, 1 or 2.
+        kept_records: What the last pass met and left, and so for the following, known when the iteration is over.
+        unknown_age: Records kept because the store does not say when they were stored.
+        gone: What somebody else removed first.
+        foreign: What is no record and no manifest; it is never pruned.
+    """
+
+    def __init__(self, backend: Backend, rule: Rule, retry: Retry, *, dry_run: bool, now_s: float | None = None) -> None:
+        """
+        Args:
+            backend: Open; for writing, unless `dry_run`.
+            rule: What has to go.
+            retry: How patient to be with each call.
+            dry_run: Remove nothing, and say what would be.
+            now_s: The Unix time that ages are counted from; None: this machine's.
+
+        Raises:
+            UnsupportedError: the backend does not remove records, or does not list them. Nothing was asked yet.
+        """
+        self._deletes = check_removes(backend, "prune")
+        self._backend = backend
+        self._most = min(_PAGE, backend.capabilities.max_batch)
+        self._rule = rule
+        self._retry = retry
+        self._walk("")
+        self._dry_run = dry_run
+        self._now_s = time.time() if now_s is None else now_s
+        self.passes = 1 if rule.to_bytes is None else 2
+        self.listed = 0
+        self.kept_records = self.kept_bytes = self.unknown_age = self.gone = self.foreign = 0
+
+    def __iter__(self) -> Iterator[Pruned]:
+        rule = self._rule
+        oldest = None if rule.to_bytes is None else self._oldest(rule.to_bytes)
+        manifests: dict[str, ListEntry] = {}
+        alive: set[str] = set()
+        batch: list[Pruned] = []
+        first_at = 0
+        for entry, what in self._entries():
+            if what.kind is Kind.MANIFEST:
+                manifests[what.namespace] = entry
+                continue
+            if self._is_old(entry) or (oldest is not None and oldest.takes(_time(entry), entry.size_bytes)):
+                first_at = first_at if batch else self.listed
+                batch.append(_pruned(entry, what))
+            else:
+                self.unknown_age += math.isnan(_time(entry))
+                self._keep(entry.size_bytes)
+                alive.add(what.namespace)
+            if batch and (len(batch) == self._most or self.listed - first_at >= _PAGE):
+                yield from self._remove(batch, alive)
+                batch = []
+        yield from self._remove(batch, alive)
+        for namespace, entry in manifests.items():
+            may_go = rule.older_than_s is None or self._is_old(entry)
+            if may_go and not (oldest is not None and oldest.empty) and namespace not in alive and not self._is_alive(namespace):
+                yield from self._remove([_pruned(entry, named(entry.name))], alive)
+            else:
+                self.kept_bytes += entry.size_bytes
+
+    def _entries(self) -> Iterator[tuple[ListEntry, Named]]:
+        """Records and manifests of the rule's namespaces."""
+        prefixes = [f"v1/{namespace}/" for namespace in sorted(self._rule.namespaces)] or [""]
+        for prefix in prefixes:
+            for entry in self._walk(prefix):
+                self.listed += 1
+                what = named(entry.name)
+                if what.kind is Kind.FOREIGN:
+                    self.foreign += 1
+                else:
+                    yield entry, what
+
+    def _walk(self, prefix: str) -> Iterator[ListEntry]:
+        return walk(self._backend, prefix, self._retry, _PAGE)
+
+    def _oldest(self, to_bytes: int) -> Oldest:
+        ages = Ages()
+        excess_bytes = -to_bytes
+        for entry, what in self._entries():
+            if what.kind is Kind.RECORD and self._rule.older_than_s is not None and self._is_old(entry):
+                continue
+            excess_bytes += entry.size_bytes
+            if what.kind is Kind.RECORD and not math.isnan(_time(entry)):
+                ages.add(_time(entry), entry.size_bytes)
+        self.foreign = 0
+        return ages.oldest(excess_bytes)
+
+    def _is_old(self, entry: ListEntry) -> bool:
+        """Whether it goes by its age alone; without any limit everything does."""
+        rule = self._rule
+        if rule.older_than_s is None:
+            return rule.to_bytes is None
+        return self._now_s - _time(entry) > rule.older_than_s
+
+    def _is_alive(self, namespace: str) -> bool:
+        """Whether there is a record by now: an engine stores one first, and then its manifest."""
+        return not self._dry_run and any(named(entry.name).kind is Kind.RECORD for entry in self._walk(f"v1/{namespace}/"))
+
+    def _keep(self, size_bytes: int) -> None:
+        self.kept_records += 1
+        self.kept_bytes += size_bytes
+
+    def _remove(self, batch: list[Pruned], alive: set[str]) -> Iterator[Pruned]:
+        if not batch:
+            return
+        if self._dry_run:
+            yield from batch
+            return
+        for item, answer in zip(batch, remove(self._deletes, [item.name for item in batch], self._retry), strict=True):
+            if isinstance(answer, BackendError):
+                self._keep(item.size_bytes)
+                alive.add(item.namespace)
+                yield dataclasses.replace(item, error=answer)
+            elif answer is DeleteStatus.ABSENT:
+                self.gone += 1
+            else:
+                yield item
+
+
+def _pruned(entry: ListEntry, what: Named) -> Pruned:
+    return Pruned(entry.name, what.namespace, what.kind, entry.size_bytes, entry.modified_s)
+
+
+def _time(entry: ListEntry) -> float:
+    """When it was stored; not a number where the store does not say."""
+    return math.nan if entry.modified_s is None or not math.isfinite(entry.modified_s) else entry.modified_s
 
 
 class Ages:
@@ -76,7 +204,7 @@ class Ages:
         self._bytes: dict[int, int] = {}
 
     def add(self, modified_s: float, size_bytes: int) -> None:
-        bucket = self._bucket(modified_s)
+        bucket = math.floor(modified_s / self._width_s)
         self._bytes[bucket] = self._bytes.get(bucket, 0) + size_bytes
         while len(self._bytes) > _MOST_BUCKETS:
             self._width_s *= 2
@@ -87,25 +215,27 @@ class Ages:
 
     def oldest(self, excess_bytes: int) -> Oldest:
         """Those that were stored longest ago and have so many bytes together, or more by one record."""
+        if excess_bytes <= 0:
+            return Oldest(-math.inf, 0, self._width_s)
         for bucket in sorted(self._bytes):
             if self._bytes[bucket] >= excess_bytes:
                 return Oldest(bucket, excess_bytes, self._width_s)
             excess_bytes -= self._bytes[bucket]
-        return Oldest(max(self._bytes, default=0) + 1, 0, self._width_s)
-
-    def _bucket(self, modified_s: float) -> int:
-        return math.floor(modified_s / self._width_s)
+        return Oldest(max(self._bytes, default=0), excess_bytes, self._width_s)
 
 
 class Oldest:
     """Takes what `Ages.oldest` found, one after another as a listing gives them: all before one bucket, and of that one so many bytes."""
 
-    def __init__(self, bucket: int, left_bytes: int, width_s: float) -> None:
+    def __init__(self, bucket: float, left_bytes: int, width_s: float) -> None:
+        self.empty = math.isinf(bucket)
         self._bucket = bucket
         self._left_bytes = left_bytes
         self._width_s = width_s
 
     def takes(self, modified_s: float, size_bytes: int) -> bool:
+        if math.isnan(modified_s):
+            return False
         bucket = math.floor(modified_s / self._width_s)
         if bucket != self._bucket or self._left_bytes <= 0:
             return bucket < self._bucket
