@@ -5,7 +5,8 @@ are read off its signature, so there is nothing to keep in step:
 
 - types are `str`, `int`, `float`, `bool`, `Literal[...]`, and any of them `| None`;
 - `Annotated[int, Bounds(ge=1, le=1024), "what it means"]` adds limits and a sentence of help;
-- a name that ends in `_bytes` or `_bytes_per_s` takes `4GiB` and the like, one that ends in `_s` takes `500ms` and the like;
+- a name that ends in `_bytes` or `_bytes_per_s` takes `4GiB` and the like, one that ends in `_s`, and in no other `_per_s`, takes
+  `500ms` and the like;
 - a parameter without a default must be given.
 """
 
@@ -75,7 +76,9 @@ class OptionInfo:
     def unit(self) -> str:
         if self.name.endswith("_bytes_per_s"):
             return "bytes per second"
-        return "bytes" if self.name.endswith("_bytes") else "seconds" if self.name.endswith("_s") else ""
+        if self.name.endswith("_bytes"):
+            return "bytes"
+        return "seconds" if self.name.endswith("_s") and not self.name.endswith("_per_s") else ""
 
     @property
     def secret(self) -> bool:

@@ -31,6 +31,8 @@ class Breaker:
         self._held_until_s = 0.0
         self.is_open = False
         """Plain attribute, so that the way of a request pays one look at it."""
+        self.heard_s = float("-inf")
+        """When a call was last answered."""
 
     def is_due(self) -> bool:
         """Whether a call may be made now. Takes nothing."""
@@ -54,11 +56,12 @@ class Breaker:
 
     def succeeded(self) -> None:
         """A call was answered."""
+        self.heard_s = self._clock()
         if not self._failures and not self.is_open:
             return
         with self._lock:
             self._failures = 0
-            if self._clock() >= self._held_until_s:
+            if self.heard_s >= self._held_until_s:
                 self.is_open = False
 
     def failed(self) -> bool:
@@ -69,6 +72,16 @@ class Breaker:
                 return False
             self._next_trial_s = self._clock() + self._probe_s
             return self._open()
+
+    def ease(self) -> None:
+        """Something else says that the store works. Close on trust, so that the next failure opens it again; but not while trials are made:
+        only when one has been due for `probe_s`, and nobody came."""
+        if not self.is_open:
+            return
+        with self._lock:
+            if self._clock() >= max(self._held_until_s, self._next_trial_s) + self._probe_s:
+                self._failures = self._limit - 1
+                self.is_open = False
 
     def hold(self, seconds: float) -> bool:
         """Open for at least `seconds` from now. Returns whether that opened it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.keys import GROUP_BYTES
+from kvstore_sdk.tier.admission import Admission
 from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.jobs import Ending, Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable
@@ -74,6 +75,7 @@ class Desk:
         row_count: int,
         table: LookupTable,
         gate: Gate,
+        admission: Admission,
         work: WorkQueue,
         settings: TierSettings,
         metrics: TierMetrics,
@@ -87,6 +89,7 @@ class Desk:
         self._max_store_rows = max(1, row_count - max(1, row_count // 4))
         self._table = table
         self._gate = gate
+        self._admission = admission
         self._work = work
         self._settings = settings
         self._metrics = metrics
@@ -261,13 +264,15 @@ class Desk:
     def _unfold_store(self, job: Job, room: int, wary: bool) -> tuple[list[Item], list[Ending]]:
         items: list[Item] = []
         endings: list[Ending] = []
-        table, payload_bytes = self._table, self._sizes.payload_bytes
+        table, admission, payload_bytes = self._table, self._admission, self._sizes.payload_bytes
         for place, key in enumerate(job.keys):
             size = payload_bytes(key)
             if not size or place in job.refused:
                 endings.append(Ending(job, place, Outcome.FAILED, "refused"))
             elif table.is_present(key):
                 endings.append(Ending(job, place, Outcome.DONE, "exists"))
+            elif not (table.is_bad(key) or admission.touch(key)):
+                endings.append(Ending(job, place, Outcome.SKIPPED, "not_admitted"))
             elif place >= job.room or size > room or (wary and not self._gate.may_store()):
                 endings.append(Ending(job, place, Outcome.FAILED, "shed"))
             else:

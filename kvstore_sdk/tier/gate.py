@@ -1,9 +1,11 @@
-"""What is let through to a store that does not work: a trial now and then."""
+"""What is let through to a store that does not work, or is too slow: a trial now and then."""
 
 from __future__ import annotations
 
 from kvstore_sdk.tier.breaker import Breakers
+from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.lookups import LookupTable
+from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.types import Lookup
 
 __all__ = ["Gate"]
@@ -14,11 +16,14 @@ class Gate:
 
     While the breakers are closed everything passes. While one is open, its operation is tried by one item each `probe_s`: a look-up that is
     asked although the table may know the answer, one chunk of a load, one chunk of a store. A look-up is told HIT only if its load is
-    going to pass too.
+    going to pass too. While the store is slower than the floor, look-ups are misses, but those of one request each `probe_s`.
     """
 
-    def __init__(self, breakers: Breakers, table: LookupTable) -> None:
+    def __init__(self, breakers: Breakers, floor: Floor, table: LookupTable) -> None:
         self._breakers = breakers
+        self._floor = floor
+        # Requests and keys that were told MISS for the floor, since the last `count`.
+        self._too_slow = 0
         self._table = table
         self._trial_lookup: tuple[str, bytes] | None = None
         self._trial_load: bytes | None = None
@@ -26,9 +31,10 @@ class Gate:
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Answer from the table, or MISS at once."""
         exists, get, table = self._breakers.exists, self._breakers.get, self._table
-        if not exists.is_open and not get.is_open:
-            return table.lookup(request_id, key)
         if get.is_open and not get.is_due():
+            return table.refuse(request_id, key)
+        if self._floor.is_slow and not table.is_answered(request_id, key) and not self._floor.passes(request_id):
+            self._too_slow += 1
             return table.refuse(request_id, key)
         if exists.is_open and self._trial_lookup != (request_id, key):
             if table.is_answered(request_id, key) or table.is_bad(key) or not exists.allows():
@@ -41,6 +47,19 @@ class Gate:
             # The load that follows is the trial of `get`.
             self._trial_load = key
         return answer
+
+    def count(self, metrics: TierMetrics) -> None:
+        """Count what look-ups were told since the last time."""
+        table = self._table
+        if table.hits:
+            metrics.count("lookups", "hit", by=table.hits)
+        if table.misses:
+            metrics.count("lookups", "miss", by=table.misses)
+        if table.timeouts:
+            metrics.count("lookup_timeouts", by=table.timeouts)
+        if self._too_slow:
+            metrics.count("lookups_too_slow", by=self._too_slow)
+        table.hits = table.misses = table.timeouts = self._too_slow = 0
 
     @property
     def loads_warily(self) -> bool:

@@ -11,6 +11,7 @@ from kvstore_sdk.format import Flaw
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
+from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.jobs import Ending, Item, Outcome
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import Lost, News
@@ -50,6 +51,7 @@ class Loads:
         settings: TierSettings,
         metrics: TierMetrics,
         breakers: Breakers,
+        floor: Floor,
         verdict: Verdict,
         tell: Callable[[News], None],
         settle: Callable[[Iterable[Ending]], None],
@@ -60,6 +62,7 @@ class Loads:
         self._settings = settings
         self._metrics = metrics
         self._breakers = breakers
+        self._floor = floor
         self._verdict = verdict
         self._tell = tell
         self._settle = settle
@@ -86,6 +89,7 @@ class Loads:
         batch.timeout_s = min(item.job.timeout_s for item, _, _, _ in items)
         batch.deadline_s = min(item.job.deadline_s for item, _, _, _ in items)
         deadline = Deadline(batch.deadline_s)
+        began_s = time.monotonic()
         answers: list[GetResult] = yield self._calls.get([get for _, _, _, get in items], deadline)
         # All of them first: whatever happens later, what is in doubt stays out of use.
         for (item, slot, _, _), answer in zip(items, answers, strict=True):
@@ -93,6 +97,9 @@ class Loads:
                 doubts.append(Doubt(answer.ticket, slot, item))
             elif not _is_there(answer):
                 self._records.let_go(item)
+        came_bytes = sum(item.payload_bytes for (item, *_), answer in zip(items, answers, strict=True) if answer.status is GetStatus.FOUND)
+        if came_bytes and not batch.abandoned:
+            self._measure(came_bytes, began_s)
         failed: BackendError | None = None
         answered = False
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
@@ -108,6 +115,12 @@ class Loads:
                 if not (may_help and self._verdict.retry(item, answer.error)):
                     self._fail(batch, item, "timeout" if answer.status in (GetStatus.TIMED_OUT, GetStatus.IN_DOUBT) else "failed")
         self._verdict.judge(batch, breaker, "read", None if answered else failed)
+
+    def _measure(self, came_bytes: int, began_s: float) -> None:
+        """A call brought something. What it failed to bring took its time as well."""
+        if self._floor.loaded(came_bytes, began_s):
+            text = "%s: loads come with %.1f MB/s, less than min_load_mb_per_s: look-ups are misses until it is faster again"
+            logger.warning(text, self._name, self._floor.mb_per_s)
 
     def _check(
         self, batch: Batch, item: Item, key: ChunkKey, get: Get, answer: GetResult, deadline: Deadline, slot: int, doubts: list[Doubt]

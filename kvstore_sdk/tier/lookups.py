@@ -20,18 +20,20 @@ class Probe:
     """One key that the backend is asked about, and the requests that wait for the answer.
 
     Attributes:
+        answered: Of a trial, whether the backend answered it; None before.
         over: Nobody waits any more: it need not be asked. Set by the engine's thread, read by others.
         trial: It is to find out whether the store works again.
         overruled: Whether the key is there, when that became known otherwise after the question: it stands, whatever a late answer says.
     """
 
-    __slots__ = ("asked_s", "key", "over", "overruled", "trial", "waiting")
+    __slots__ = ("answered", "asked_s", "key", "over", "overruled", "trial", "waiting")
 
     def __init__(self, key: bytes, asked_s: float) -> None:
         self.key = key
         self.asked_s = asked_s
         self.over = False
         self.trial = False
+        self.answered: bool | None = None
         self.overruled: bool | None = None
         self.waiting: set[str] = set()
 
@@ -175,7 +177,7 @@ class LookupTable:
     def give_up(self, probes: Iterable[Probe]) -> None:
         """These probes get no answer in time."""
         for probe in probes:
-            self.timeouts += not probe.over
+            self.timeouts += not probe.over and self._probes.get(probe.key) is probe
             self.answer(probe, None)
 
     def is_present(self, key: bytes) -> bool:

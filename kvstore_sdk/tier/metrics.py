@@ -27,10 +27,15 @@ _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 
 COUNTERS: Mapping[str, MetricSpec] = {
     "lookups": MetricSpec("Look-ups of chunks answered, by result (hit, miss); one for each request and chunk.", ("result",)),
     "lookup_timeouts": MetricSpec("Look-ups that became a miss because the backend gave no answer in time."),
+    "lookups_too_slow": MetricSpec(
+        "Look-ups, of those that were a miss, that were not answered from the store because it is slower than min_load_mb_per_s."
+    ),
     "loads": MetricSpec("Chunks asked to be loaded, by result (loaded, missing, corrupt, failed, timeout, refused).", ("result",)),
     "load_bytes": MetricSpec("Payload bytes loaded and verified."),
     "stores": MetricSpec(
-        "Chunks asked to be stored, by result (stored, replaced, exists, skipped, shed, failed, timeout, refused, incomplete).", ("result",)
+        "Chunks asked to be stored, by result (stored, replaced, exists, not_admitted, skipped, shed, failed, timeout, refused, "
+        "incomplete).",
+        ("result",),
     ),
     "store_bytes": MetricSpec("Payload bytes stored."),
     "corrupt": MetricSpec("Records that failed verification twice, by flaw (header, key, namespace, layout, length, payload).", ("flaw",)),
@@ -46,6 +51,11 @@ COUNTERS: Mapping[str, MetricSpec] = {
 }
 
 GAUGES: Mapping[str, MetricSpec] = {
+    "healthy": MetricSpec(
+        "1 while the store can be read, as far as look-ups, loads and, where there are none, probes have tried; whether it can be written "
+        "says breaker_open."
+    ),
+    "load_mb_per_s": MetricSpec("Rate of the last loads, in 10^6 bytes per second that a load was under way; 0 before the first."),
     "breaker_open": MetricSpec("1 while a circuit breaker is open, by side (read, write).", ("side",)),
     "queued_store_bytes": MetricSpec("Payload bytes of stores that wait."),
     "quarantined_bytes": MetricSpec("Memory that calls which outlived their deadline may still touch."),

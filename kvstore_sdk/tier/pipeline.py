@@ -10,6 +10,7 @@ from kvstore_sdk.backend import BackendError, Deadline, Failure, Ticket
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
+from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.jobs import Ending, Kind
 from kvstore_sdk.tier.loads import Loads
 from kvstore_sdk.tier.metrics import TierMetrics
@@ -32,6 +33,9 @@ class Pipeline:
     """Runs batches. What the engine's side has to know goes out through `tell`, in the order it became true, and through `settle`.
 
     A key's news are told before its item is settled, so that whoever hears of the end of a job can hear of its keys.
+
+    Attributes:
+        verdict: What calls that failed, or are late, mean for the breakers.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Pipeline:
         settings: TierSettings,
         metrics: TierMetrics,
         breakers: Breakers,
+        floor: Floor,
         tell: Callable[[News], None],
         settle: Callable[[Iterable[Ending]], None],
         first_store: Callable[[Batch, int], Asking[Ticket | None]],
@@ -56,7 +61,7 @@ class Pipeline:
         self._metrics = metrics
         self._breakers = breakers
         self._tell = tell
-        self._verdict = Verdict(name, work, settings, metrics, breakers)
+        self.verdict = Verdict(name, work, settings, metrics, breakers)
         self._loads = Loads(
             name=name,
             calls=calls,
@@ -64,7 +69,8 @@ class Pipeline:
             settings=settings,
             metrics=metrics,
             breakers=breakers,
-            verdict=self._verdict,
+            floor=floor,
+            verdict=self.verdict,
             tell=tell,
             settle=settle,
         )
@@ -73,7 +79,7 @@ class Pipeline:
             records=records,
             metrics=metrics,
             breakers=breakers,
-            verdict=self._verdict,
+            verdict=self.verdict,
             tell=tell,
             settle=settle,
             first_store=first_store,
@@ -143,5 +149,6 @@ class Pipeline:
             else:
                 answered = True
                 self._tell(Answered(probe, answer))
-            self._metrics.observe("lookup_seconds", now - probe.asked_s)
-        self._verdict.judge(batch, breaker, "read", None if answered else failed)
+            if probe.waiting:
+                self._metrics.observe("lookup_seconds", now - probe.asked_s)
+        self.verdict.judge(batch, breaker, "read", None if answered else failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Literal
 
 from kvstore_sdk.backend.options import Bounds
 
@@ -58,6 +58,18 @@ class TierSettings:
     # Fewer would open it for one request's bad luck.
     breaker_probe_s: Annotated[float, _Seconds, "wait before an open breaker lets one call try"] = 2.0
     # A restart of a store takes seconds.
+    health_probe_s: Annotated[float, Bounds(ge=0, le=86400), "how often the store is asked whether it works, used or not; 0 for never"] = (
+        5.0
+    )
+    # A look-up of one name costs a store next to nothing, and what is down for longer is found before a request waits for it.
+    admission: Annotated[
+        Literal["all", "second_touch"], "which chunks are written: all, or those that are stored or used a second time"
+    ] = "all"
+    # What is stored once is found again, also after a restart. Prompts that never come again are the reason for the other.
+    min_load_mb_per_s: Annotated[
+        float, Bounds(ge=0), "while loads are slower than this (10^6 bytes/s), look-ups are misses; 0 for never"
+    ] = 0.0
+    # How fast an engine computes what it does not load, nobody but its operator knows.
 
     def __repr__(self) -> str:
         changed = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if getattr(self, field.name) != field.default]

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from kvstore_sdk.backend import Backend, ConfigError
 from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
+from kvstore_sdk.tier.admission import Admission
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.calls import Calls, drive
 from kvstore_sdk.tier.crew import Crew
 from kvstore_sdk.tier.desk import Desk, Sizes
 from kvstore_sdk.tier.direct import DirectRecords
 from kvstore_sdk.tier.fit import fit
+from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.gate import Gate
+from kvstore_sdk.tier.health import Health
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import Manifests
@@ -95,7 +98,9 @@ class Tier:
             max_hits=settings.max_hits_per_request,
             is_key=lambda key: sizes.payload_bytes(key) > 0,
         )
-        self._gate = Gate(self._breakers, self._table)
+        self._floor = Floor(settings.min_load_mb_per_s, settings.breaker_probe_s)
+        self._admission = Admission(settings.admission, settings.max_known_keys)
+        self._gate = Gate(self._breakers, self._floor, self._table)
         self._work = WorkQueue(
             slots=slots,
             slot_bytes=slot_bytes,
@@ -114,6 +119,7 @@ class Tier:
             row_count=memory.row_count,
             table=self._table,
             gate=self._gate,
+            admission=self._admission,
             work=self._work,
             settings=settings,
             metrics=self.metrics,
@@ -139,9 +145,17 @@ class Tier:
             settings=settings,
             metrics=self.metrics,
             breakers=self._breakers,
+            floor=self._floor,
             tell=self._inbox.tell,
             settle=self._desk.settle,
             first_store=Manifests(self._calls, self._records, self.metrics, lambda: self.identity).after_store,
+        )
+        self._health = Health(
+            name,
+            self._breakers,
+            probe_s=settings.health_probe_s,
+            timeout_s=settings.lookup_timeout_s,
+            send=lambda probe: self._work.put_probes(self._namespace, (probe,)),
         )
         self._declare_gauges()
         try:
@@ -155,6 +169,7 @@ class Tier:
             take_back(backend, self._records.regions)
             self._records.close(untouched=True)
             raise ConfigError(where, "io_threads", "the system starts no thread for this process; raise its limit of processes")
+        self._health.start()
 
     # Look-ups.
 
@@ -163,7 +178,7 @@ class Tier:
 
         PENDING becomes HIT or MISS within `lookup_timeout_s`: `flush` sends the question, `poll` or `flush` brings the answer.
         """
-        if self._exists.is_open or self._get.is_open:
+        if self._exists.is_open or self._get.is_open or self._floor.is_slow:
             return self._gate.lookup(request_id, key)
         return self._table.lookup(request_id, key)
 
@@ -177,7 +192,7 @@ class Tier:
         for probes in self._table.take_unsent():
             self._work.put_probes(self._namespace, probes)
             self._watch_at_s = min(self._watch_at_s, now + self._settings.lookup_timeout_s)
-        self._count_lookups()
+        self._gate.count(self.metrics)
         self._watch(now)
 
     def end_request(self, request_id: str) -> None:
@@ -185,6 +200,15 @@ class Tier:
         self._table.end_request(request_id)
 
     # Jobs.
+
+    def admit(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Chunks in the engine's memory are new, or were used. Returns those of them that are to be stored now; the others, which are
+        counted, may be at their next use. For a caller who wants to know before `submit_store`, which asks again: the answer is the same.
+        """
+        kept_out = frozenset(self._admission.touch_all(keys))
+        if kept_out:
+            self.metrics.count("stores", "not_admitted", by=len(kept_out))
+        return [key for key in keys if key not in kept_out]
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed, as failed."""
@@ -257,9 +281,11 @@ class Tier:
         weights = weights_version or self.identity.weights
         identity = dataclasses.replace(self.identity, weights=weights, epoch=epoch or ("" if weights_version else fresh_epoch()))
         self._give_up(*self._work.cancel(), failed=False)
+        self._health.forget()
         self.drain()
         self._table.clear()
-        self._count_lookups()
+        self._admission.clear()
+        self._gate.count(self.metrics)
         self.identity = identity
         self._namespace = identity.namespace
 
@@ -273,6 +299,7 @@ class Tier:
         if self._closed:
             return
         self._closed = True
+        self._health.stop()
         self._desk.close()
         patience_s = self._settings.close_timeout_s
         until_s = time.monotonic() + patience_s
@@ -280,12 +307,12 @@ class Tier:
         self._work.wait_quiet(until_s - patience_s * 0.5)
         self._end_jobs()
         self._table.close()
-        self._count_lookups()
+        self._gate.count(self.metrics)
         while self._work.in_doubt and time.monotonic() < until_s - patience_s * 0.25:
             self._work.wait_changed(time.monotonic() + 0.05)
         self._work.stop()
         closer = threading.Thread(target=self._close_backend, name=f"{self.name}-close", daemon=True)
-        threads = [*self._crew.threads, closer]
+        threads = [*self._health.threads, *self._crew.threads, closer]
         try:
             closer.start()
         except RuntimeError:
@@ -311,16 +338,6 @@ class Tier:
         self._work.forget_ended()
         self._hear()
 
-    def _count_lookups(self) -> None:
-        table = self._table
-        if table.hits:
-            self.metrics.count("lookups", "hit", by=table.hits)
-        if table.misses:
-            self.metrics.count("lookups", "miss", by=table.misses)
-        if table.timeouts:
-            self.metrics.count("lookup_timeouts", by=table.timeouts)
-        table.hits = table.misses = table.timeouts = 0
-
     def _watch(self, now: float) -> None:
         """End jobs whose deadline has passed, and find calls that are late."""
         if now < self._watch_at_s:
@@ -328,7 +345,8 @@ class Tier:
         expired = self._desk.expire(now)
         late = self._work.late(now)
         for batch in late:
-            self._found_late(batch)
+            self._table.give_up(batch.probes)
+            self._pipeline.verdict.late(batch)
         if late:
             # The threads of late calls may never come back. Others take their places, as far as the backend allows more calls.
             self._crew.grow()
@@ -341,22 +359,12 @@ class Tier:
         # Not sooner than a millisecond: a call that has no deadline yet gets one while we look away.
         self._watch_at_s = max(next_s, now + 0.001)
 
-    def _found_late(self, batch: Batch) -> None:
-        self.metrics.count("abandoned_calls", batch.operation)
-        self._table.give_up(batch.probes)
-        if batch.operation == "settle":
-            return
-        breakers = self._breakers
-        breaker = breakers.exists if batch.probes else breakers.get if batch.kind is Kind.LOAD else breakers.put
-        if breaker.failed():
-            side = "write" if breaker is breakers.put else "read"
-            self.metrics.count("breaker_opened", side)
-            logger.warning("%s: %s breaker opened: calls outlive their deadlines", self.name, side)
-
     def _declare_gauges(self) -> None:
         gauge, breakers = self.metrics.gauge, self._breakers
         gauge("breaker_open", lambda: breakers.exists.is_open or breakers.get.is_open, "read")
         gauge("breaker_open", lambda: breakers.put.is_open, "write")
+        gauge("healthy", lambda: self._health.healthy)
+        gauge("load_mb_per_s", lambda: self._floor.mb_per_s)
         gauge("queued_store_bytes", lambda: self._work.queued_store_bytes)
         gauge("quarantined_bytes", lambda: self._work.quarantined_bytes)
         gauge("known_keys", lambda: len(self._table))

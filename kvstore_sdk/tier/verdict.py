@@ -51,8 +51,24 @@ class Verdict:
         self._work.again(item, due_s)
         return True
 
+    def late(self, batch: Batch) -> None:
+        """The call of a batch outlived its deadline: that is a failure, whatever comes of it."""
+        self._metrics.count("abandoned_calls", batch.operation)
+        if batch.operation == "settle":
+            return
+        breakers = self._breakers
+        breaker = breakers.exists if batch.probes else breakers.get if batch.kind is Kind.LOAD else breakers.put
+        if breaker.failed():
+            side = "write" if breaker is breakers.put else "read"
+            self._metrics.count("breaker_opened", side)
+            logger.warning("%s: %s breaker opened: calls outlive their deadlines", self._name, side)
+
     def judge(self, batch: Batch, breaker: Breaker, side: str, failed: BackendError | None) -> None:
         """Tell the breaker how the call went: one answer that is no failure shows that the store works."""
+        for probe in batch.probes:
+            if not probe.trial:
+                break
+            probe.answered = failed is None
         if batch.abandoned:
             # The call was late, and was counted as a failure when that was found.
             return

@@ -34,6 +34,7 @@ FAST = {
     "close_timeout_s": 1.0,
     "retry_base_s": 0.002,
     "breaker_probe_s": 0.1,
+    "health_probe_s": 0.0,
     "staging_bytes": 4 << 20,
 }
 """Settings of tiers: patient, because a machine of CI may stand still for a second, but where a test is about time."""

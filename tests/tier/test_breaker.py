@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvstore_sdk.tier import Lookup, TierMetrics
 from kvstore_sdk.tier.breaker import Breaker, Breakers
+from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.lookups import LookupTable
 
@@ -114,7 +115,8 @@ class Gated:
         self.clock = Clock()
         self.breakers = Breakers(*(Breaker(FAILURES, PROBE_S, self.clock) for _ in range(3)))
         self.table = LookupTable(timeout_s=1.0, ttl_s=1000.0, max_keys=100, max_hits=1, clock=self.clock)
-        self.gate = Gate(self.breakers, self.table)
+        self.floor = Floor(0.0, PROBE_S, self.clock)
+        self.gate = Gate(self.breakers, self.floor, self.table)
 
     def turn(self, seconds: float) -> None:
         self.clock.now_s += seconds

@@ -86,7 +86,7 @@ def test_a_call_with_next_to_no_time_says_nothing_about_the_store(part_of_its_ti
     tier = engine.tier
     for _ in range(3):
         batch = Batch(started_s=100.0, timeout_s=8.0, deadline_s=100.0 + 8.0 * part_of_its_time)
-        tier._pipeline._verdict.judge(batch, tier._breakers.get, "read", TimedOutError("too late"))
+        tier._pipeline.verdict.judge(batch, tier._breakers.get, "read", TimedOutError("too late"))
     assert tier._breakers.get.is_open is opens
 
 

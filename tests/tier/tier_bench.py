@@ -36,6 +36,7 @@ FAST = {
     "close_timeout_s": 1.0,
     "retry_base_s": 0.002,
     "breaker_probe_s": 0.1,
+    "health_probe_s": 0.0,
     "staging_bytes": 64 * SLOT_BYTES,
     "max_quarantined_bytes": 48 * SLOT_BYTES,
 }
