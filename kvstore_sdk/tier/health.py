@@ -43,6 +43,7 @@ class Health:
         probe_s: float,
         timeout_s: float,
         send: Callable[[Probe], None],
+        pump: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -52,12 +53,14 @@ class Health:
             probe_s: How often the store is asked; 0 for never.
             timeout_s: What an answer may take.
             send: Queues a question; from the thread of this.
+            pump: Does some of what is queued, where no other thread does; likewise.
             clock: For tests.
         """
         self._breakers = breakers
         self._probe_s = probe_s
         self._timeout_s = timeout_s + _GRACE_S
         self._send = send
+        self._pump = pump
         self._clock = clock
         self._lock = threading.Lock()
         self._probe: Probe | None = None
@@ -134,6 +137,7 @@ class Health:
             self._is_new = True
             self._due_s = now + self._probe_s
         self._send(probe)
+        self._pump()
         return _LOOK_S
 
     def _heard_s(self) -> float:
@@ -143,6 +147,8 @@ class Health:
         pause_s = self._probe_s
         while not self._stop.wait(pause_s):
             try:
+                if (probe := self._probe) is not None and probe.answered is None and not probe.over:
+                    self._pump()
                 pause_s = self.check()
             except Exception:  # the thread must go on: nobody would hear that it ended
                 logger.exception("%s: the store's health could not be looked at", self._name)
