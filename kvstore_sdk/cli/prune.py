@@ -41,15 +41,21 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prune. Names what was removed, a line each, and their sum; returns 1 when something that had to go is still there."""
+    """Prune. Names what was removed, a line each, and their sum; returns 1 when something that had to go is there."""
     target = target_of(arguments, COMMAND)
     rule = _rule(arguments)
     dry_run = arguments.dry_run
     done: Counter[str] = Counter()
-    with target.open(writes=not dry_run) as backend:
-        prune = Prune(backend, rule, retry_of(arguments), dry_run=dry_run)
-        with Progress(arguments) as progress, Report(COMMAND, as_json=arguments.json, dry_run=dry_run) as report:
+    with target.open(writes=not dry_run) as backend, Progress(arguments) as progress:
+
+        def seen() -> None:
+            if progress.due:
+                progress.show(f"prune: {prune.listed} names listed, {done['records']} records removed")
+
+        prune = Prune(backend, rule, retry_of(arguments), dry_run=dry_run, seen=seen)
+        with Report(COMMAND, as_json=arguments.json, dry_run=dry_run) as report:
             for item in prune:
+                progress.clear()
                 result = "would remove" if dry_run else "removed" if item.error is None else "failed"
                 problem = "" if item.error is None else f"  ({text_of(item.error)})"
                 report.item(
@@ -67,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
                 else:
                     done["manifests" if item.kind is Kind.MANIFEST else "records"] += 1
                     done["bytes"] += item.size_bytes
-                if progress.due:
-                    progress.show(f"prune: {prune.listed} names listed, {done['records']} records removed")
+            progress.clear()
             ageless = bool(prune.unknown_age)
             report.end(
                 *_sentences(done, prune, dry_run),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvstore_sdk.backend import Backend, DeleteStatus, ListEntry
@@ -72,7 +72,16 @@ class Prune:
         foreign: What is no record and no manifest; it is never pruned.
     """
 
-    def __init__(self, backend: Backend, rule: Rule, retry: Retry, *, dry_run: bool, now_s: float | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        rule: Rule,
+        retry: Retry,
+        *,
+        dry_run: bool,
+        now_s: float | None = None,
+        seen: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             backend: Open; for writing, unless `dry_run`.
@@ -80,6 +89,7 @@ class Prune:
             retry: How patient to be with each call.
             dry_run: Remove nothing, and say what would be.
             now_s: The Unix time that ages are counted from; None: this machine's.
+            seen: Called after each name that was listed.
 
         Raises:
             UnsupportedError: the backend does not remove records, or does not list them. Nothing was asked yet.
@@ -88,6 +98,7 @@ class Prune:
         self._backend = backend
         self._most = min(_PAGE, backend.capabilities.max_batch)
         self._rule = rule
+        self._seen = seen
         self._retry = retry
         self._walk("")
         self._dry_run = dry_run
@@ -131,6 +142,7 @@ class Prune:
         for prefix in prefixes:
             for entry in self._walk(prefix):
                 self.listed += 1
+                self._seen()
                 what = named(entry.name)
                 if what.kind is Kind.FOREIGN:
                     self.foreign += 1
