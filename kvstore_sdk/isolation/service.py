@@ -1,0 +1,173 @@
+"""The calls of the parent, carried out on threads of the child."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from kvstore_sdk.backend import Backend, Buffer, Deadline, Get, InvalidError, Mode, Put, Region, SupportsRegions, TimedOutError
+from kvstore_sdk.isolation.crossing import pack_error, pack_results
+from kvstore_sdk.isolation.line import Line
+from kvstore_sdk.isolation.wire import WireError
+
+__all__ = ["Service"]
+
+_END_S = 1.5
+"""How long calls that run may take to end after the backend was closed; the parent waits a little longer."""
+
+
+class Service:
+    """Reads what the parent asks on the main thread, and calls the backend on up to `max_concurrency` others."""
+
+    def __init__(self, backend: Backend, line: Line, label: str) -> None:
+        self._backend: Any = backend
+        self._line = line
+        self._label = label
+        self._max_workers = backend.capabilities.max_concurrency
+        self._in_doubt = backend.capabilities.in_doubt
+        self._announces = isinstance(backend, SupportsRegions)
+        self._regions: dict[int, Region] = {}
+        self._tickets: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+        self._jobs: queue.SimpleQueue[tuple[int, str, float, Any]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._workers = 0
+        # Jobs that are queued or being carried out.
+        self._running = 0
+
+    def run(self) -> None:
+        """Serve until the parent says that it is over, or is gone. Never returns."""
+        while True:
+            (number, op, deadline_s, payload), fds = self._line.receive()
+            if op == "close":
+                self._close()
+            elif op == "register" and not self._map(number, payload, fds):
+                continue
+            else:
+                self._begin((number, op, deadline_s, payload))
+
+    def _begin(self, job: tuple[int, str, float, Any]) -> None:
+        with self._lock:
+            self._running += 1
+            is_short = self._running > self._workers and self._workers < self._max_workers
+            if is_short:
+                self._workers += 1
+        self._jobs.put(job)
+        if is_short:
+            threading.Thread(target=self._work, name=f"kvstore-call-{self._workers}", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            self._reply(job[0], *self._carry_out(*job))
+            with self._lock:
+                self._running -= 1
+
+    def _reply(self, number: int, is_answer: bool, body: Any) -> None:
+        try:
+            self._line.send([number, is_answer, body])
+        except WireError as cause:
+            self._line.send([number, False, pack_error(InvalidError(f"{self._label}: the answer {cause}"), self._label)])
+
+    def _carry_out(self, number: int, op: str, deadline_s: float, payload: Any) -> tuple[bool, Any]:
+        """Call the backend. Returns whether it answered, and the answer, or the error."""
+        doing = f"{self._label} {op}"
+        try:
+            if op == "register":
+                self._backend.register_region(self._regions[payload[0]])
+                return True, [True]
+            if op == "unregister":
+                self._unmap(payload)
+                return True, [True]
+            deadline = Deadline(deadline_s)
+            if deadline.expired and op in ("exists", "put", "get", "delete"):
+                # It waited for a worker. Nothing was begun, which is the most that can be promised.
+                late = pack_error(TimedOutError(f"{doing}: the deadline passed before it was begun"), doing)
+                return True, ["timed_out" if op in ("put", "get") else late] * len(payload)
+            count, results = self._call(op, payload, deadline)
+            if op == "settle":
+                for ticket, is_over in zip(payload, results, strict=False):
+                    if is_over is True:
+                        self._tickets.pop(ticket, None)
+            return True, pack_results(op, count, results, doing, self._keep if self._in_doubt else None)
+        except BaseException as error:  # noqa: BLE001  # vendor code may raise anything; the caller is told
+            return False, pack_error(error, doing)
+
+    def _call(self, op: str, payload: Any, deadline: Deadline) -> tuple[int, Any]:
+        if op == "put":
+            puts = [Put(name, self._parts(parts), Mode(mode)) for name, mode, parts in payload]
+            return len(puts), self._backend.put(puts, deadline)
+        if op == "get":
+            gets = [Get(name, self._parts(parts)) for name, parts in payload]
+            return len(gets), self._backend.get(gets, deadline)
+        if op == "settle":
+            known = [ticket for ticket in payload if ticket in self._tickets]
+            if not known:
+                return len(payload), [True for _ in payload]
+            over = dict(zip(known, self._backend.settle([self._tickets[ticket] for ticket in known], deadline), strict=True))
+            return len(payload), [over.get(ticket, True) for ticket in payload]
+        if op == "list":
+            prefix, cursor, limit = payload
+            return 1, self._backend.list(prefix, deadline, cursor, limit)
+        if op == "usage":
+            return 1, self._backend.usage(deadline)
+        return len(payload), getattr(self._backend, op)(payload, deadline)
+
+    def _parts(self, parts: Any) -> tuple[Buffer, ...]:
+        try:
+            return tuple(self._regions[region_id].buffer(offset, length) for region_id, offset, length in parts)
+        except (KeyError, ValueError) as cause:
+            raise InvalidError(f"{self._label}: a buffer is outside the memory that is mapped ({cause})") from None
+
+    def _keep(self, ticket: Any) -> int:
+        number = next(self._numbers)
+        self._tickets[number] = ticket
+        return number
+
+    def _map(self, number: int, payload: Any, fds: deque[int]) -> bool:
+        """Map a region. Whether the backend wants to be told of it; if not, the parent has its answer."""
+        region_id, size_bytes = payload
+        try:
+            region = Region.from_fd(fds.popleft(), size_bytes, "the region")
+            # A process that vendor code forks would go on having it when this one is dead.
+            region.view.obj.madvise(mmap.MADV_DONTFORK)  # type: ignore[attr-defined]
+        except (IndexError, OSError, ValueError) as cause:
+            self._reply(number, False, pack_error(cause, f"{self._label}: map a region"))
+            return False
+        self._regions[region_id] = region
+        if not self._announces:
+            self._reply(number, True, [True])
+        return self._announces
+
+    def _unmap(self, region_id: int) -> None:
+        region = self._regions.pop(region_id, None)
+        if region is None:
+            return
+        try:
+            if self._announces:
+                self._backend.unregister_region(region)
+        finally:
+            region.close()
+
+    def _close(self) -> None:
+        """Close the backend, let calls that run answer, and end this process."""
+        with contextlib.suppress(BaseException):
+            self._backend.close()
+        until_s = time.monotonic() + _END_S
+        while time.monotonic() < until_s:
+            with self._lock:
+                if not self._running:
+                    break
+            time.sleep(0.005)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
