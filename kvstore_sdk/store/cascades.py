@@ -12,6 +12,7 @@ from kvstore_sdk.format import seal
 from kvstore_sdk.host import HostTier, Pin, Slot, SlotState
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.store.requests import Holds
+from kvstore_sdk.store.touches import Touches
 from kvstore_sdk.store.types import StoreTier
 from kvstore_sdk.tier import JobResult
 from kvstore_sdk.tier.metrics import TierMetrics
@@ -80,6 +81,8 @@ class Cascades:
         self._job_ids = job_ids
         self._off = off
         self._fault = fault
+        self._touches = Touches(host, tiers, metrics, fault)
+        holds.on_hits = self._touches.hit
         self._wake = threading.Condition(lock)
         self._queue: deque[_Work] = deque()
         self._queued_bytes = 0
@@ -87,7 +90,6 @@ class Cascades:
         self._jobs: list[dict[int, _Work]] = [{} for _ in tiers]
         # Of its jobs, and of what calls that outlived them hold.
         self._tier_bytes = [0] * len(tiers)
-        self._every = frozenset(range(len(tiers)))
         # By tier, the chunks that wait their turn.
         self._backlogs: list[dict[bytes, None]] = [{} for _ in tiers]
         self._told_of_shed = False
@@ -136,18 +138,18 @@ class Cascades:
             raise ConfigError(self._thread.name, "thread", problem) from None
 
     def add(self, slots: Sequence[Slot]) -> None:
-        """These slots are complete, and about to be READY: store them in every tier."""
+        """These slots are complete, and about to be READY: store them in every tier that wants them."""
         if not self._tiers or self._stopped:
             return
         self._holds.settle()
-        behind = {place for place in self._every if self._backlogs[place]}
-        for place in behind:
-            self._wait_turn(slots, place)
-        if places := self._every - behind:
-            self._queue_up(slots, places)
+        for places, wanted in self._touches.stored(slots).items():
+            self._give(wanted, places)
 
     def advance(self) -> None:
-        """Send what waited its turn, as far as there is room. Called at every poll."""
+        """Send what waited its turn, as far as there is room, and what a tier wants now that it was used. Called at every poll."""
+        for place, used in self._touches.take_hit().items():
+            self._holds.settle()
+            self._give(used, frozenset((place,)))
         # What is about to be sealed is on its way to the tiers' shares.
         sealing = bool(self._queue) or self._sealing is not None
         for place, backlog in enumerate(self._backlogs):
@@ -221,6 +223,7 @@ class Cascades:
     def reset(self, namespace: str) -> None:
         """What was stored until now is not given to tiers any more; what is stored from now on goes to this namespace."""
         self.namespace = namespace
+        self._touches.clear()
         for backlog in self._backlogs:
             backlog.clear()
         queue, self._queue = self._queue, deque()
@@ -241,6 +244,14 @@ class Cascades:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _give(self, slots: Sequence[Slot], places: frozenset[int]) -> None:
+        """Store these in these tiers, where others wait already after them."""
+        behind = {place for place in places if self._backlogs[place]}
+        for place in behind:
+            self._wait_turn(slots, place)
+        if slots and behind != places:
+            self._queue_up(slots, places - behind)
 
     def _queue_up(self, slots: Sequence[Slot], places: frozenset[int]) -> None:
         for start in range(0, len(slots), _WORK_CHUNKS):

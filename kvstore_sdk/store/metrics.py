@@ -36,7 +36,7 @@ COUNTERS: Mapping[str, MetricSpec] = {
         ("tier", "result"),
     ),
     "cascades": MetricSpec(
-        "Chunks sent from host memory, by tier and result (stored, failed, skipped; "
+        "Chunks sent from host memory, by tier and result (stored, failed, skipped; not_admitted: the tier waits for a second use; "
         "shed: evicted before its turn, so that the tier does not have it).",
         ("tier", "result"),
     ),

@@ -113,6 +113,7 @@ class Holds:
         room: So many hits may be added before the host tier has to be asked.
         now_s: Set by the owner at least once a step.
         hits: Hits of chunks that were in host memory already, and that nobody has counted yet.
+        on_hits: Is told of them, once for each request and chunk, with the request and the keys.
     """
 
     def __init__(self, host: HostTier, largest_record: int) -> None:
@@ -123,6 +124,7 @@ class Holds:
         self.room = 0
         self.now_s = 0.0
         self.hits = 0
+        self.on_hits: Callable[[Request, Collection[bytes]], None] = lambda request, keys: None
 
     def __len__(self) -> int:
         """Requests that hold something."""
@@ -226,6 +228,7 @@ class Holds:
         fresh = [key for key in keys if key not in told] if told else keys
         told.update(dict.fromkeys(fresh, HOST))
         self.hits += len(fresh)
+        self.on_hits(request, fresh)
         return True
 
     def _pin(self, request: Request, slots: Sequence[Slot]) -> bool:
