@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
                 progress.show(f"{listed} names")
             what = named(entry.name)
             if what.kind in kinds:
+                progress.clear()
                 print(line(entry, what))
     return 0
 

@@ -39,10 +39,14 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def clear(self) -> None:
+        """Take the line away, so that the next output starts where it stood: before each line of results, and at the end."""
+        if self._shown:
+            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
+            self._shown = 0
+
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the line away, so that the next output starts where it stood."""
-        if self._on and self._terminal and self._shown:
-            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
+        self.clear()

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _text(target: Target, found: StoreStat, namespaces: list[NamespaceStat]) -> Iterator[str]:
     yield f"{target}: {len(namespaces)} namespace{'s' * (len(namespaces) != 1)}, {_count(found.records, 'record')}{_ages(found.records)}"
     if found.foreign.count:
-        names = ", ".join(map(shown, found.foreign_names))
-        yield f"{_count(found.foreign, 'foreign name')}{_ages(found.foreign)}: {names}{', ...' if found.foreign.count > len(found.foreign_names) else ''}"
+        names = [*map(shown, found.foreign_names), *(["..."] if found.foreign.count > len(found.foreign_names) else [])]
+        yield f"{_count(found.foreign, 'foreign name')}{_ages(found.foreign)}: {', '.join(names)}"
     if found.untold:
         yield f"{found.untold} names are of more namespaces and groups than are told apart; look at some of them with --namespace"
     for namespace in namespaces:

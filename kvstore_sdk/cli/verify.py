@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 from typing import Any
 
 from kvstore_sdk.cli.progress import Progress
+from kvstore_sdk.cli.report import Report
 from kvstore_sdk.cli.table import human_bytes
 from kvstore_sdk.cli.target import Target, add_filter, add_output, add_target, add_threads, prefix_of, retry_of, target_of
 from kvstore_sdk.tools.check import Finding, Verdict
@@ -16,8 +16,7 @@ from kvstore_sdk.tools.verify import MAX_SAMPLE, Sample, Verification
 
 __all__ = ["add_command"]
 
-MOST_FINDINGS = 10_000
-"""In the JSON, which is one object and is held in memory; the counts count all."""
+COMMAND = "verify"
 
 
 def add_command(commands: Any) -> None:
@@ -26,7 +25,7 @@ def add_command(commands: Any) -> None:
         "Reads records and holds each against its name and its namespace: header, key, layout, length and checksum. Prints what is wrong, "
         "one line each. Exit code 0: nothing is; 1: something is corrupt or could not be read. Foreign names are told, and not wrong."
     )
-    parser: argparse.ArgumentParser = commands.add_parser("verify", help="check what is in a store", description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(COMMAND, help="check what is in a store", description=text)
     add_target(parser)
     add_filter(parser)
     parser.add_argument("--sample", metavar="N|P%", type=_sample, help="so many records, or so many of each hundred (default: all)")
@@ -38,32 +37,39 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is wrong as it is found, and the sum of it."""
-    target = target_of(arguments, "verify")
+    target = target_of(arguments, COMMAND)
     sample: Sample | None = arguments.sample
     if sample is not None:
         sample = Sample(sample.records, sample.percent, secrets.randbelow(2**32) if arguments.seed is None else arguments.seed)
-    findings: list[Finding] = []
-    with target.open(writes=False) as backend, Progress(arguments) as progress:
+    with target.open(writes=False) as backend:
         run = Verification(backend, retry_of(arguments), prefix=prefix_of(arguments), sample=sample, threads=arguments.threads)
-        for finding in run.findings():
-            if progress.due:
-                progress.show(f"{run.records} records, {human_bytes(run.read_bytes)}, {_rate(run)}, {run.counts[Verdict.CORRUPT]} corrupt")
-            if finding.verdict in (Verdict.FINE, Verdict.UNPROVEN, Verdict.GONE):
-                continue
-            if not arguments.json:
-                print(_line(finding), flush=True)
-            elif len(findings) < MOST_FINDINGS:
-                findings.append(finding)
-    if arguments.json:
-        print(json.dumps(_json(target, sample, run, findings), indent=2))
-    else:
-        print(_sum(target, sample, run))
+        with Progress(arguments) as progress, Report(COMMAND, as_json=arguments.json) as report:
+            for finding in run.findings():
+                if progress.due:
+                    read = f"{run.records} records, {human_bytes(run.read_bytes)}, {_rate(run)}"
+                    progress.show(f"verify: {read}, {run.counts[Verdict.CORRUPT]} corrupt")
+                if finding.verdict not in (Verdict.FINE, Verdict.UNPROVEN, Verdict.GONE):
+                    progress.clear()
+                    report.item(_line(finding), **_fields(finding))
+            progress.clear()
+            report.end(_sum(target, sample, run), store=str(target), sample=_drawn(sample), **_sums(run))
     return 0 if run.is_clean else 1
 
 
 def _line(finding: Finding) -> str:
     flaw = f" ({finding.flaw.value})" if finding.flaw else ""
     return f"{finding.verdict.value}{flaw}: {shown(finding.name, 1024)}: {shown(finding.problem, 300)}"
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    return {
+        "name": finding.name,
+        "kind": finding.kind.value,
+        "size_bytes": finding.size_bytes,
+        "verdict": finding.verdict.value,
+        "flaw": finding.flaw.value if finding.flaw else None,
+        "problem": finding.problem,
+    }
 
 
 def _rate(run: Verification) -> str:
@@ -89,34 +95,23 @@ _WORDS = {
 }
 
 
-def _json(target: Target, sample: Sample | None, run: Verification, findings: list[Finding]) -> dict[str, Any]:
-    told = run.counts[Verdict.CORRUPT] + run.counts[Verdict.BAD_MANIFEST] + run.counts[Verdict.UNREADABLE] + run.counts[Verdict.FOREIGN]
+def _drawn(sample: Sample | None) -> dict[str, Any] | None:
+    if sample is None:
+        return None
+    return {"records": sample.records, "percent": None if sample.records else sample.percent, "seed": sample.seed}
+
+
+def _sums(run: Verification) -> dict[str, Any]:
     return {
-        "store": str(target),
         "ok": run.is_clean,
-        "sample": None
-        if sample is None
-        else {"records": sample.records, "percent": None if sample.records else sample.percent, "seed": sample.seed},
         "listed": run.listed,
-        "records_read": run.records,
+        "records": run.records,
+        "manifests": run.manifests,
         "read_bytes": run.read_bytes,
         "elapsed_s": round(run.elapsed_s, 3),
         "mb_per_s": round(run.read_bytes / 1e6 / max(run.elapsed_s, 1e-9), 3),
-        "manifests": run.manifests,
         "counts": {verdict.value: run.counts[verdict] for verdict in Verdict},
         "flaws": {flaw.value: count for flaw, count in run.flaws.items()},
-        "findings": [
-            {
-                "name": finding.name,
-                "kind": finding.kind.value,
-                "size_bytes": finding.size_bytes,
-                "verdict": finding.verdict.value,
-                "flaw": finding.flaw.value if finding.flaw else None,
-                "problem": finding.problem,
-            }
-            for finding in findings
-        ],
-        "findings_left_out": told - len(findings),
     }
 
 
