@@ -262,7 +262,7 @@ def _read(path: str) -> RankGeometry | None:
         if status.st_size > MAX_RECORD_BYTES:
             raise ConfigError(_WHERE, "geometry", f"{path} has {status.st_size} bytes, which is no record of this adapter")
         text = b""
-        while piece := os.read(fd, MAX_RECORD_BYTES):
+        while len(text) <= MAX_RECORD_BYTES and (piece := os.read(fd, MAX_RECORD_BYTES)):
             text += piece
         return RankGeometry.from_json(text)
     except ValueError as cause:

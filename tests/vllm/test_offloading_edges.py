@@ -128,7 +128,7 @@ def jobs_under_way(engine: Engine) -> set[str]:
 def test_requests_that_are_aborted_at_any_step_leave_nothing(
     name: str, late: None, models: ModelShop, start: Callable[..., Engine], computed: Callable[..., list[Answer]], tmp_path: Path
 ) -> None:
-    """RACE-02: while their chunks are stored, loaded, or promoted, also by a call that outlives its deadline."""
+    """While their chunks are stored, loaded, or promoted, also by a call that outlives its deadline."""
     asked = prompts(6, PROMPT_TOKENS)
     reuse = reusable(PROMPT_TOKENS, 32)
     engine = start(models(name), faulty_entry(tmp_path / "kv", **SHORT), extra=offloading())
@@ -179,7 +179,7 @@ def test_requests_that_are_preempted_while_their_chunks_move_are_answered_right(
     computed: Callable[..., list[Answer]],
     tmp_path: Path,
 ) -> None:
-    """RACE-02: the engine's own memory is too small for all that run, so one makes room for another, whatever is under way."""
+    """The engine's own memory is too small for all that run, so one makes room for another, whatever is under way."""
     monkeypatch.setattr(LateMover, "POLLS", 12)
     asked, tokens = prompts(6, 150), 80
     engine = start(models(name), fs_entry(tmp_path / "kv"), extra=offloading(), num_gpu_blocks_override=blocks, max_model_len=288)
@@ -248,7 +248,7 @@ def other_weights(worker: Any) -> None:
 def test_after_a_reset_nothing_of_before_is_served(
     running: bool, late: None, models: ModelShop, start: Callable[..., Engine], tmp_path: Path
 ) -> None:
-    """KEY-08, RACE-13: whatever is under way when the weights change, on the device, in host memory and in a backend that is slow."""
+    """KEY-08: whatever is under way when the weights change, on the device, in host memory and in a backend that is slow."""
     small_steps = {"max_num_batched_tokens": 128, "max_num_seqs": 8}
     asked = prompts(8, PROMPT_TOKENS)
     plain = start(models("llama"), None, **small_steps)
@@ -327,7 +327,7 @@ def test_a_random_mix_under_pressure_is_answered_right(
     start: Callable[..., Engine],
     tmp_path: Path,
 ) -> None:
-    """RACE-01, LIV-04: shared prefixes, little memory on the device and less on the host, requests that come and go at any time."""
+    """RACE-01: shared prefixes, little memory on the device and less on the host, requests that come and go at any time."""
     source = random.Random(f"{name} mix")
     mix = mixed(source, 60)
     plain = start(models(name), None)
