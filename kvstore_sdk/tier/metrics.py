@@ -48,6 +48,8 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "abandoned_calls": MetricSpec("Backend calls that outlived their deadline, by operation.", ("operation",)),
     "breaker_opened": MetricSpec("How often a circuit breaker opened, by side (read, write).", ("side",)),
     "manifests": MetricSpec("Manifests found or written, by result (same, written, rewritten, failed).", ("result",)),
+    "isolation_deaths": MetricSpec("How often the child process of an isolated backend died or was killed."),
+    "isolation_restarts": MetricSpec("How often it was started again."),
 }
 
 GAUGES: Mapping[str, MetricSpec] = {
@@ -61,6 +63,7 @@ GAUGES: Mapping[str, MetricSpec] = {
     "quarantined_bytes": MetricSpec("Memory that calls which outlived their deadline may still touch."),
     "known_keys": MetricSpec("Chunks in the table of known ones."),
     "open_jobs": MetricSpec("Jobs that were submitted and not reported yet."),
+    "isolation_up": MetricSpec("Of an isolated backend: 1 while its child process runs."),
 }
 
 HISTOGRAMS: Mapping[str, MetricSpec] = {
@@ -104,6 +107,8 @@ class TierMetrics:
         # Appended to without the lock: the engine's thread would wait for a thread of ours that holds it and was put to sleep.
         self._observed: deque[tuple[str, Labels, float]] = deque(maxlen=_MAX_OBSERVATIONS)
         self._gauges: dict[Series, Callable[[], float]] = {}
+        self._kept: dict[Series, Callable[[], float]] = {}
+        self._told: dict[Series, float] = {}
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to one of its counters."""
@@ -113,6 +118,12 @@ class TierMetrics:
         with self._lock:
             self._totals[series] += by  # type: ignore[assignment]  # Counter is typed for whole numbers
             self._new[series] += by  # type: ignore[assignment]
+
+    def counter(self, name: str, total: Callable[[], float], *labels: str) -> None:
+        """Say how the total of one of its counters is read that somebody else keeps."""
+        if len(labels) != len(self._counters[name].labels):
+            raise ValueError(f"metric {name} takes the labels {self._counters[name].labels}, not {labels}")
+        self._kept[name, labels] = total
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Add one observation to one of its histograms."""
@@ -129,9 +140,9 @@ class TierMetrics:
     def total(self, name: str, *labels: str) -> float:
         """A counter since the beginning. Labels in the order of their declaration; those left out at the end are summed over."""
         with self._lock:
-            return sum(
-                value for (found, with_labels), value in self._totals.items() if found == name and with_labels[: len(labels)] == labels
-            )
+            totals: dict[Series, float] = dict(self._totals)
+        totals |= {series: read() for series, read in self._kept.items()}
+        return sum(value for (found, with_labels), value in totals.items() if found == name and with_labels[: len(labels)] == labels)
 
     def gauge_value(self, name: str, *labels: str) -> float:
         """A gauge as it is now; every label is given, in the order of its declaration."""
@@ -141,6 +152,11 @@ class TierMetrics:
         """What is new since the last `take`."""
         with self._lock:
             counters, self._new = self._new, Counter()
+            for series, read in self._kept.items():
+                total = float(read())
+                if new := total - self._told.get(series, 0.0):
+                    counters[series] = new  # type: ignore[assignment]
+                self._told[series] = total
         observed: defaultdict[Series, list[float]] = defaultdict(list)
         for _ in range(len(self._observed)):
             name, labels, value = self._observed.popleft()

@@ -21,6 +21,7 @@ from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.health import Health
+from kvstore_sdk.tier.isolated import count_isolation
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import Manifests
@@ -85,6 +86,7 @@ class Tier:
         self.name = name
         self.identity = identity
         self.metrics = TierMetrics()
+        count_isolation(self.metrics, backend)
         self._settings = settings
         self._backend = backend
         self._namespace = identity.namespace
