@@ -15,6 +15,7 @@ from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import KVStoreError, text_of
 from kvstore_sdk.identity import KVIdentity
+from kvstore_sdk.isolation import open_isolated
 from kvstore_sdk.tier import EngineMemory, RecordMemory, Tier
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm.options import TierOptions
@@ -120,7 +121,7 @@ class _Opening:
                 made.tier.close()
 
     def _build(self) -> OpenTier:
-        backend = open_backend(self._options.backend, self._options.backend_options, location=self._options.location)
+        backend = self._open()
         try:
             if self._answer.cancelled():
                 # Nobody wants it any more: it is told of no memory.
@@ -131,6 +132,13 @@ class _Opening:
         except BaseException:
             self._close(backend)
             raise
+
+    def _open(self) -> Backend:
+        options = self._options
+        target, given, location, limits = options.backend, options.backend_options, options.location, options.isolation
+        if limits is None:
+            return open_backend(target, given, location=location)
+        return open_isolated(target, given, location=location, limits=limits, label=f"backend {options.shown}")
 
     def _close(self, backend: Backend) -> None:
         """What it does comes second: the error is told even if this does not return."""

@@ -6,16 +6,18 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from kvstore_sdk.backend.options import Bounds, options_of, parse_options
+from kvstore_sdk.backend.options import Bounds, OptionInfo, options_of, parse_options
 from kvstore_sdk.backend.registry import backend_options, registered_backends
 from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.isolation import IsolationLimits
 from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import TierSettings
 
 __all__ = [
+    "ISOLATION_OPTIONS",
     "LORA_DIGESTS",
     "PER_TIER",
     "AdapterOptions",
@@ -36,7 +38,14 @@ _NOT_OURS = ("type", "module_path", "backpressure")
 LORA_DIGESTS = "lora_digests"
 """The one option that is a table."""
 
-PER_TIER = ("may_store", "locality", "start_timeout_s")
+_ISOLATION_PREFIX = "isolation_"
+
+ISOLATION_OPTIONS: dict[str, OptionInfo] = {
+    _ISOLATION_PREFIX + name: replace(option, name=_ISOLATION_PREFIX + name) for name, option in options_of(IsolationLimits).items()
+}
+"""Those of `IsolationLimits`, by the names that they have in a tier's entry."""
+
+PER_TIER = ("may_store", "locality", "start_timeout_s", "isolation", *ISOLATION_OPTIONS)
 """Options of the adapter that each tier has for itself. The others say what the bytes are, and hold for all tiers."""
 
 _HARMLESS = re.compile(r"[\w.-]+(:[A-Za-z_][\w.]*)?")
@@ -66,6 +75,11 @@ class AdapterOptions:
         start_timeout_s: Annotated[
             float, Bounds(ge=0.01, le=86400), "longest that the engine's start waits for the backend to open and to be told of memory"
         ] = 120.0,
+        isolation: Annotated[
+            Literal["none", "process"],
+            "process: the backend runs in a child process, whose crash, leak or endless loop costs misses and not the engine; "
+            "none: in the engine's own",
+        ] = "none",
     ) -> None:
         self.may_store = may_store
         self.private = private
@@ -76,6 +90,7 @@ class AdapterOptions:
         self.only_listed_adapters = only_listed_adapters
         self.locality = locality
         self.start_timeout_s = start_timeout_s
+        self.isolation = isolation
         self.lora_digests: Mapping[str, str] = {}
         """Adapter name -> digest of its weights. A table, so checked by hand."""
 
@@ -103,6 +118,7 @@ class TierOptions:
         backend: Name, URL or `module:factory`.
         location: Where the store is, unless the URL says it.
         backend_options: As given; `open_backend` parses them.
+        isolation: Of the child process that the backend runs in; None: it runs in this one.
     """
 
     adapter: AdapterOptions = field(repr=False)
@@ -110,6 +126,7 @@ class TierOptions:
     backend: str = field(repr=False)
     location: str | None = field(repr=False)
     backend_options: Mapping[str, Any] = field(repr=False)
+    isolation: IsolationLimits | None = None
 
     @property
     def shown(self) -> str:
@@ -123,7 +140,7 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
     Raises:
         ConfigError: an option is unknown, missing, wrong, or claimed by two parts.
     """
-    ours, settings = options_of(AdapterOptions), options_of(TierSettings)
+    ours, settings = options_of(AdapterOptions) | ISOLATION_OPTIONS, options_of(TierSettings)
     entry = {name: value for name, value in given.items() if name not in _NOT_OURS}
     backend = entry.pop("backend", None)
     if not isinstance(backend, str) or not backend:
@@ -143,10 +160,18 @@ def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:
         options_of(HostOptions) | options_of(StoreSettings), "stands in the table kvstore, with KVStoreOffloadingSpec"
     )
     refuse_unknown(where, ("backend", "location", *known), entry, elsewhere)
+    limits = {name: entry.pop(name) for name in ISOLATION_OPTIONS if name in entry}
     adapter = parse_adapter_options(where, {name: entry[name] for name in entry if name in ours or name == LORA_DIGESTS})
     tier = TierSettings(**parse_options(where, settings, {name: entry[name] for name in entry if name in settings}))
     rest = {name: entry[name] for name in entry if name in theirs}
-    return TierOptions(adapter=adapter, settings=tier, backend=backend, location=location, backend_options=rest)
+    return TierOptions(
+        adapter=adapter,
+        settings=tier,
+        backend=backend,
+        location=location,
+        backend_options=rest,
+        isolation=_isolation(where, adapter, limits),
+    )
 
 
 def parse_adapter_options(where: str, given: Mapping[str, Any]) -> AdapterOptions:
@@ -186,6 +211,15 @@ def shown_settings(settings: object) -> str:
     """Those that are not the defaults, for a log."""
     shown = repr(settings)
     return "default settings" if shown.endswith("()") else shown
+
+
+def _isolation(where: str, adapter: AdapterOptions, given: Mapping[str, Any]) -> IsolationLimits | None:
+    limits = parse_options(where, ISOLATION_OPTIONS, given)
+    if adapter.isolation == "process":
+        return IsolationLimits(**{name.removeprefix(_ISOLATION_PREFIX): value for name, value in limits.items()})
+    for name in given:
+        raise ConfigError(where, name, "is not looked at without isolation=process; write that too, or leave it out")
+    return None
 
 
 def _read_salt(where: str, adapter: AdapterOptions) -> None:
