@@ -11,8 +11,9 @@ __all__ = ["Floor"]
 
 _CALLS = 32
 """The rate is that of so many last calls."""
-_ENOUGH_CALLS = 8
-"""Fewer say nothing: the first ones open connections."""
+_IN_A_ROW = 8
+"""So many calls have to leave the rate below the floor. The first one that ends of several at a time has the time of all and the bytes of
+one, so it takes the last of them to know; and the very first calls open connections."""
 
 
 class Floor:
@@ -31,6 +32,8 @@ class Floor:
         # Of the last calls, bytes and the time that no call before them accounts for.
         self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS)
         self._accounted_s = 0.0
+        # Calls in a row that left the rate below the floor.
+        self._below = 0
         self._next_trial_s = 0.0
         self._trial = ""
         self.is_slow = False
@@ -68,8 +71,10 @@ class Floor:
                 if fast:
                     self.is_slow, self._trial = False, ""
                 return False
-            if fast or len(self._calls) < _ENOUGH_CALLS:
+            self._below = 0 if fast else self._below + 1
+            if self._below < _IN_A_ROW:
                 return False
+            self._below = 0
             self.is_slow = True
             self._next_trial_s = now + self._probe_s
             return True
