@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,11 +31,13 @@ __all__ = [
     "FolderTree",
     "Tree",
     "Verdict",
+    "Wreck",
     "chunk_key",
     "fill",
     "identity_of",
     "payload_of",
     "record_of",
+    "wreck",
 ]
 
 LAYOUT = "lbhnc"
@@ -160,8 +162,14 @@ class Filled:
         return {manifest_name(identity.namespace): identity.manifest() for identity in self.identities}
 
 
-def fill(tree: Tree, models: Sequence[str] = ("acme/one", "acme/two"), chunks: int = 4, payloads: Sequence[int] = PAYLOADS) -> Filled:
-    """Put a namespace for each model into `tree`: its manifest, and `chunks` records of each group."""
+def fill(
+    tree: Tree,
+    models: Sequence[str] = ("acme/one", "acme/two"),
+    chunks: int = 4,
+    payloads: Sequence[int] = PAYLOADS,
+    there: Collection[str] = (),
+) -> Filled:
+    """Put a namespace for each model into `tree`: its manifest, and `chunks` records of each group. What is `there` is not written."""
     filled = Filled([identity_of(model, payloads) for model in models])
     for identity in filled.identities:
         for group, payload_bytes in enumerate(payloads):
@@ -169,7 +177,8 @@ def fill(tree: Tree, models: Sequence[str] = ("acme/one", "acme/two"), chunks: i
                 key = chunk_key(identity, number, group)
                 filled.records[key.name] = record_of(key, payload_bytes)
     for name, content in (filled.records | filled.manifests).items():
-        tree.write(name, content)
+        if name not in there:
+            tree.write(name, content)
     return filled
 
 
@@ -269,6 +278,12 @@ def _manifest(change: Callable[[bytes, Filled], bytes]) -> Callable[[Tree, Fille
     return do
 
 
+def _other_model(content: bytes, filled: Filled) -> bytes:
+    model = filled.identities[0].model.encode()
+    assert b'"%b"' % model in content
+    return content.replace(b'"%b"' % model, b'"%b"' % model.swapcase())
+
+
 def _odd_values(content: bytes, _: Filled) -> bytes:
     """JSON with the right format and namespace, and an identity that is none: what it holds is not for a terminal."""
     body = json.loads(content)
@@ -332,7 +347,7 @@ DAMAGES = [
     Damage("an empty manifest", _manifest(lambda content, _: b"")),
     Damage("a manifest of zeros", _manifest(lambda content, _: bytes(len(content)))),
     Damage("a manifest of another namespace", _manifest(lambda _, filled: filled.identities[1].manifest())),
-    Damage("a manifest whose identity is another", _manifest(lambda content, _: content.replace(b'"acme/one"', b'"acme/won"'))),
+    Damage("a manifest whose identity is another", _manifest(_other_model)),
     Damage("a manifest that nests without end", _manifest(lambda content, _: b"[" * 100_000)),
     Damage("a manifest with odd values", _manifest(_odd_values)),
     Damage("a manifest that is missing", _manifest_missing),
@@ -345,3 +360,33 @@ FOLDER_DAMAGES = [
     Damage("a link in a record's place", _link_in_place),
 ]
 """What can be done to a folder only, and to a `FolderTree`."""
+
+
+@dataclass
+class Wreck:
+    """A store with every kind of damage: `good` are the records and manifests that have none, `damaged` is what must be found."""
+
+    good: dict[str, bytes]
+    damaged: dict[str, Verdict]
+
+    def names(self, *verdicts: Verdict) -> list[str]:
+        """What is damaged like this."""
+        return sorted(name for name, verdict in self.damaged.items() if verdict in verdicts)
+
+    @property
+    def corrupt(self) -> list[str]:
+        """Records with a flaw, and manifests that are none."""
+        return self.names(*Flaw, "manifest")
+
+
+def wreck(tree: Tree, damages: Sequence[Damage] = tuple(DAMAGES)) -> Wreck:
+    """Fill a store, a namespace for each of `damages` and one beside them, and do them all."""
+    good: dict[str, bytes] = {}
+    damaged: dict[str, Verdict] = {}
+    for number, damage in enumerate(damages):
+        filled = fill(tree, (f"acme/one-{number}", "acme/two"), chunks=2, there=good)
+        good |= filled.records | filled.manifests
+        found = damage.do(tree, filled)
+        damaged |= {one.name: one.verdict for one in found if one.verdict != "fine"}
+    there = set(tree.names())
+    return Wreck({name: content for name, content in good.items() if name in there and name not in damaged}, damaged)
