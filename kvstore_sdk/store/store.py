@@ -274,8 +274,8 @@ class TieredStore:
             request = self._lookups.begun(request_id)
             slots = self._transfers.begin_load(request_id, request, keys)
             if request is not None:
-                request.chain.update(dict.fromkeys(keys))
                 self._lookups.let_go(request)
+                request.chain.update(dict.fromkeys(keys))
             return slots
 
     def end_load(self, request_id: str, keys: Collection[bytes]) -> None:
