@@ -12,7 +12,7 @@ from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 SCRIPT = """
 import json, os, socket, sys
-from kvstore_sdk.backend import Deadline, Get, Put, Region, open_backend
+from kvstore_sdk.backend import Deadline, Get, Put, Region, SupportsRegions, open_backend
 
 def family():
     # This process, and all that it started.
@@ -54,6 +54,8 @@ region = Region(1 << 16)
 told = []
 for target, options in json.loads(sys.argv[1]):
     backend = open_backend(target, options)
+    if isinstance(backend, SupportsRegions):
+        backend.register_region(region)
     record = region.buffer(0, 8192)
     backend.put([Put("a", (record,))], Deadline.after(30))
     backend.get([Get("a", (record,))], Deadline.after(30))

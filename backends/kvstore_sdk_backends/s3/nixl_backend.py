@@ -34,7 +34,7 @@ from kvstore_sdk_backends.s3.nixl_agent import Slot, State, Verb
 from kvstore_sdk_backends.s3.nixl_agents import MAX_STAGED_BYTES, NixlAgents
 from kvstore_sdk_backends.s3.s3fs_client import S3fsClient
 from kvstore_sdk_backends.s3.sessions import Credentials
-from kvstore_sdk_backends.s3.settings import WHERE, S3Settings
+from kvstore_sdk_backends.s3.settings import TLS_OFF, WHERE, S3Settings
 
 __all__ = ["NixlS3Backend"]
 
@@ -127,9 +127,7 @@ class NixlS3Backend(S3Backend):
             BackendError: the credentials cannot be had now.
         """
         if not settings.verify_tls:
-            raise ConfigError(
-                WHERE, "engine", "nixl always verifies certificates; write s3fs, or give ca_bundle instead of verify_tls=false"
-            )
+            raise ConfigError(WHERE, "engine", TLS_OFF)
         super().__init__(client, loop, shown=shown, prefix=prefix, settings=settings)
         self._s3fs = client
         self._bucket = bucket

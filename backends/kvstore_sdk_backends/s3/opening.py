@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import ipaddress
 import logging
 import re
 import ssl
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvstore_sdk.backend import Bounds, ConfigError
+from kvstore_sdk.backend import Backend, Bounds, ConfigError
+from kvstore_sdk.isolation import in_child, open_isolated
 from kvstore_sdk_backends.s3.backend import MAX_NAME_BYTES, S3Backend
 from kvstore_sdk_backends.s3.current import CREDENTIALS_S
 from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.probe import PROBE_S, probe_store
 from kvstore_sdk_backends.s3.settings import (
     MAX_PUT_BYTES,
+    TLS_OFF,
     WHERE,
     Addressing,
     Checksums,
@@ -48,7 +51,9 @@ _MAX_TAGS = 10
 def open_s3(
     location: str,
     *,
-    engine: Annotated[Engine, "what moves records; auto: nixl where it can be used, else s3fs"] = "auto",
+    engine: Annotated[
+        Engine, "what moves records: nixl, in a child process, or s3fs, in this one; auto: nixl where it can be used, else s3fs"
+    ] = "auto",
     endpoint: Annotated[str | None, "URL of the store; without one AWS, or what its environment and profile say"] = None,
     region: Annotated[str | None, "of the bucket; without one what the AWS environment and profile say"] = None,
     addressing: Annotated[Addressing, "bucket in the path or in the host name; auto: path where endpoint is given"] = "auto",
@@ -75,8 +80,10 @@ def open_s3(
     max_record_bytes: Annotated[int, Bounds(ge=1, le=MAX_PUT_BYTES), "refuse to store larger records"] = 1 << 30,
     probe: Annotated[Probe, "when opening: write, read and delete a scratch object; read: look for one; off: send nothing"] = "write",
     max_bytes: Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule"] = None,
-) -> S3Backend:
+) -> Backend:
     """Open a bucket, or a prefix of one, as a store: `location` is `bucket` or `bucket/prefix`. Any number of processes may have it open.
+
+    With NIXL it is open in a child process, unless this is one already.
 
     The bucket must exist. Unless `probe` is off, scratch objects under the prefix tell whether the store can be used.
 
@@ -116,7 +123,9 @@ def open_s3(
         probe="read" if read_only and probe == "write" else probe,
     )
     _check_credentials(settings)
-    return _open(bucket, prefix, settings)
+    if settings.engine == "s3fs" or in_child():
+        return _open(bucket, prefix, settings)
+    return _open_isolated(bucket, prefix, settings)
 
 
 def check_location(where: str, location: str) -> tuple[str, str]:
@@ -139,7 +148,36 @@ def check_location(where: str, location: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _open(bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
+def _open_isolated(bucket: str, prefix: str, settings: S3Settings) -> Backend:
+    """With NIXL in a child process: nothing but the end of the process cancels its requests. Or, where NIXL can be done without, and cannot
+    be used, with s3fs in this one.
+    """
+    shown = _shown(bucket, prefix)
+    refused = None
+    if importlib.util.find_spec("nixl") is None:
+        refused = _not_imported("nixl", "there is none")
+    elif not settings.verify_tls:
+        refused = ConfigError(WHERE, "engine", TLS_OFF)
+    else:
+        options: dict[str, Any] = dataclasses.asdict(dataclasses.replace(settings, engine="nixl"))
+        options["request_retries"] = options.pop("retries")
+        location = f"{bucket}/{prefix}" if prefix else bucket
+        try:
+            backend = open_isolated(f"{__name__}:{open_s3.__name__}", options, location=location, label=shown)
+        except ConfigError as cause:
+            if cause.field != "engine":
+                raise
+            refused = cause
+        else:
+            logger.info("%s: engine nixl, in child process %d", shown, backend.pid)
+            return backend
+    if settings.engine == "nixl":
+        raise refused
+    return _open(bucket, prefix, settings, refused)
+
+
+def _open(bucket: str, prefix: str, settings: S3Settings, refused: ConfigError | None = None) -> S3Backend:
+    """In this process. `refused`: why NIXL is not to be used, if it is not."""
     try:
         from kvstore_sdk_backends.s3.s3fs_client import S3fsClient
     except ImportError as cause:
@@ -151,7 +189,7 @@ def _open(bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
     try:
         loop.run(f"s3 open {shown}: finding credentials", client.open, CREDENTIALS_S)
         loop.run(f"s3 open {shown}", lambda: probe_store(client, bucket, prefix, settings), PROBE_S + CLOSE_S)
-        return _backend(client, loop, bucket, prefix, settings)
+        return _backend(client, loop, bucket, prefix, settings, refused)
     except BaseException as error:
         loop.close(client.close, CLOSE_S)
         # What it came from holds requests, with what they were signed with.
@@ -159,17 +197,15 @@ def _open(bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
         raise
 
 
-def _backend(client: S3fsClient, loop: EventLoop, bucket: str, prefix: str, settings: S3Settings) -> S3Backend:
+def _backend(client: S3fsClient, loop: EventLoop, bucket: str, prefix: str, settings: S3Settings, refused: ConfigError | None) -> S3Backend:
     shown = _shown(bucket, prefix)
-    if settings.engine != "s3fs":
+    if settings.engine != "s3fs" and refused is None:
         try:
             from kvstore_sdk_backends.s3.nixl_backend import NixlS3Backend
 
             backend = NixlS3Backend(client, loop, bucket=bucket, shown=shown, prefix=prefix, settings=settings)
         except ImportError as cause:
-            refused = ConfigError(
-                WHERE, "engine", f"{cause.name or 'nixl'} cannot be imported ({cause}); pip install 'kvstore-sdk[nixl]', or write s3fs"
-            )
+            refused = _not_imported(cause.name or "nixl", str(cause))
         except ConfigError as cause:
             refused = cause
         else:
@@ -177,12 +213,17 @@ def _backend(client: S3fsClient, loop: EventLoop, bucket: str, prefix: str, sett
             return backend
         if settings.engine == "nixl":
             raise refused
+    if refused is not None:
         # Whoever installed it wants it used.
         level = logging.WARNING if importlib.util.find_spec("nixl") is not None else logging.INFO
         logger.log(level, "%s at %s: engine s3fs, since nixl cannot be used: %s", shown, client.endpoint, refused.problem)
     else:
         logger.info("%s at %s: engine s3fs", shown, client.endpoint)
     return S3Backend(client, loop, shown=shown, prefix=prefix, settings=settings)
+
+
+def _not_imported(module: str, why: str) -> ConfigError:
+    return ConfigError(WHERE, "engine", f"{module} cannot be imported ({why}); pip install 'kvstore-sdk[nixl]', or write s3fs")
 
 
 def _shown(bucket: str, prefix: str) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "MAX_PUT_BYTES",
+    "TLS_OFF",
     "WHERE",
     "Addressing",
     "Checksums",
@@ -19,6 +20,8 @@ __all__ = [
 WHERE = "backend s3"
 MAX_PUT_BYTES = 5 << 30
 """The largest object that S3 takes in one request; a record is never written in several."""
+
+TLS_OFF = "nixl always verifies certificates; write s3fs, or give ca_bundle instead of verify_tls=false"
 
 Engine = Literal["auto", "nixl", "s3fs"]
 Addressing = Literal["auto", "path", "virtual"]

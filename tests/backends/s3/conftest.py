@@ -39,7 +39,13 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def open_store(proxy: FaultProxy, bucket: str) -> Iterator[Callable[..., Any]]:
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIXL runs here, as it does in the child process that it has otherwise: what runs there is looked into."""
+    monkeypatch.setattr("kvstore_sdk_backends.s3.opening.in_child", lambda: True)
+
+
+@pytest.fixture
+def open_store(proxy: FaultProxy, bucket: str, in_this_process: None) -> Iterator[Callable[..., Any]]:
     """Opens `bucket/kv` through the proxy, or another location; whatever is opened is closed at the end."""
     from kvstore_sdk_backends.s3 import open_s3
 

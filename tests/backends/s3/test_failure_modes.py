@@ -26,13 +26,16 @@ SLOW = Bandwidth(128e3)
 
 WRITER = f"""
 import random, sys
-from kvstore_sdk.backend import Deadline, Put, Region
+from kvstore_sdk.backend import Deadline, Put, Region, SupportsRegions
 from kvstore_sdk_backends.s3 import open_s3
 
 engine, location, endpoint = sys.argv[1:]
 store = open_s3(location, engine=engine, endpoint=endpoint, region={REGION!r}, addressing="path", probe="off",
                 access_key_id={ACCESS_KEY_ID!r}, secret_access_key={SECRET_ACCESS_KEY!r})
-buffer = Region({len(RECORD)}).buffer(0, {len(RECORD)})
+region = Region({len(RECORD)})
+if isinstance(store, SupportsRegions):
+    store.register_region(region)
+buffer = region.buffer(0, {len(RECORD)})
 buffer.view[:] = random.Random(9).randbytes({len(RECORD)})
 store.put([Put("k", (buffer,))], Deadline.after(60))
 """

@@ -239,6 +239,7 @@ endpoint, location, key, secret = sys.argv[1:]
 backend = open_s3(location, engine="nixl", endpoint=endpoint, region="us-east-1", addressing="path", access_key_id=key,
                   secret_access_key=secret, probe="off")
 region = Region(1 << 20)
+backend.register_region(region)
 got = backend.get([Get("a", [region.buffer(0, 300_001)])], Deadline.after(0.5))
 put = backend.put([Put("b", [region.buffer(0, 300_001)])], Deadline.after(0.5))
 print(got[0].status.name, put[0].status.name)

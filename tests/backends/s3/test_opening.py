@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore_sdk.backend import ConfigError, backend_options, is_valid_name, open_backend
-from kvstore_sdk_backends.s3 import S3Backend
+from kvstore_sdk.backend import Backend, ConfigError, backend_options, is_valid_name, open_backend
 from kvstore_sdk_backends.s3.opening import check_location, open_s3
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 KEYS = {"access_key_id": "KEY", "secret_access_key": "a-secret"}
 
@@ -35,7 +36,7 @@ import sys
 sys.modules["s3fs"] = None
 from kvstore_sdk.backend import ConfigError, open_backend
 try:
-    open_backend("s3://bucket/prefix", {"endpoint": "http://127.0.0.1:1"})
+    open_backend("s3://bucket/prefix", {"endpoint": "http://127.0.0.1:1", "engine": "s3fs"})
 except ConfigError as error:
     sys.exit(0 if error.field == "engine" and "pip install 'kvstore-sdk[s3]'" in str(error) else str(error))
 sys.exit("it was opened")
@@ -236,7 +237,7 @@ def test_opening_in_vain_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def opened(**options: Any) -> S3Backend:
+def opened(**options: Any) -> Backend:
     return open_s3("bucket/kv", **({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "probe": "off"} | KEYS | options))
 
 
