@@ -233,14 +233,14 @@ class Ages:
             if self._bytes[bucket] >= excess_bytes:
                 return Oldest(bucket, excess_bytes, self._width_s)
             excess_bytes -= self._bytes[bucket]
-        return Oldest(max(self._bytes, default=0), excess_bytes, self._width_s)
+        return Oldest(math.inf, 0, self._width_s)
 
 
 class Oldest:
     """Takes what `Ages.oldest` found, one after another as a listing gives them: all before one bucket, and of that one so many bytes."""
 
     def __init__(self, bucket: float, left_bytes: int, width_s: float) -> None:
-        self.empty = math.isinf(bucket)
+        self.empty = bucket == -math.inf
         self._bucket = bucket
         self._left_bytes = left_bytes
         self._width_s = width_s
