@@ -84,8 +84,8 @@ def add_target(parser: argparse.ArgumentParser, name: str = "target", flags: str
     )
 
 
-def add_output(parser: argparse.ArgumentParser, timeout_s: float = 30.0) -> None:
-    """Add `--json`, `--progress` and `--timeout`, which every tool has."""
+def add_output(parser: argparse.ArgumentParser, timeout_s: float = 30.0, *, tries: bool = True) -> None:
+    """Add `--json`, `--progress` and `--timeout`, which every tool has. `tries`: it tries again what failed."""
     parser.add_argument("--json", action="store_true", help="results as JSON")
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, default=None, help="on standard error (default: when that is a terminal)"
@@ -95,7 +95,7 @@ def add_output(parser: argparse.ArgumentParser, timeout_s: float = 30.0) -> None
         metavar="SECONDS",
         type=_seconds,
         default=timeout_s,
-        help=f"for one call on the store (default: {timeout_s:g}); what fails for now is tried up to five times",
+        help=f"for one call on the store (default: {timeout_s:g})" + ("; what fails for now is tried up to five times" if tries else ""),
     )
 
 
