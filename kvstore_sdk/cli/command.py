@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from kvstore_sdk.cli import backends, conformance, copy, demo, ls, prune, repair, stat, verify
+from kvstore_sdk.cli import backends, conformance, copy, demo, health, ls, prune, repair, stat, verify
 from kvstore_sdk.errors import ConfigError, KVStoreError
 
 __all__ = ["main"]
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
     parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (ls, stat, verify, repair, prune, copy, backends, conformance, demo):
+    for module in (health, ls, stat, verify, repair, prune, copy, backends, conformance, demo):
         module.add_command(commands)
     parsed = parser.parse_args(arguments)
     try:
