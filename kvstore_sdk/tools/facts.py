@@ -138,6 +138,8 @@ def flaw_of(record: memoryview, key: ChunkKey, manifest: Manifest | None) -> Fla
 def shown(value: object, most: int = _SHOWN) -> str:
     """A value out of a store as text for a terminal: one line, printable ASCII, bounded. Names of models, files and keys are anybody's."""
     text = value if isinstance(value, str) else repr(value)
+    if len(text) <= most and text.isascii() and text.isprintable():
+        return text
     cut = text[: most + 1]
     safe = "".join(char if " " <= char <= "~" else char.encode("unicode_escape", "replace").decode("ascii") for char in cut[:most])
     return safe + ("..." if len(cut) > most else "")

@@ -81,7 +81,8 @@ def test_a_namespace_alone_is_asked_for_by_its_digits(place: Place, kvstore: Com
 
 
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if "manifest" in damage.name], ids=str)
-def test_a_bad_manifest_says_nothing_and_hides_no_records(damage: Any, place: Place, kvstore: Command) -> None:
+def test_a_bad_manifest_says_nothing_and_hides_no_records(damage: Any, make_folder: Callable[[], Place], kvstore: Command) -> None:
+    place = make_folder()
     filled = fill(place.tree)
     damage.do(place.tree, filled)
     found = {one["namespace"]: one for one in stat_of(kvstore, place)["namespaces"]}
