@@ -12,7 +12,7 @@ from kvstore_sdk.backend import Backend, ListEntry, Mode, NoSpaceError, ReadOnly
 from kvstore_sdk.errors import Advice, BackendError, text_of
 from kvstore_sdk.tools.check import Checker, Verdict
 from kvstore_sdk.tools.crew import spread
-from kvstore_sdk.tools.facts import Kind, Manifest, Named, flaw_of, named, parse_manifest, size_flaw
+from kvstore_sdk.tools.facts import MAX_MANIFEST_BYTES, Kind, Manifest, Named, flaw_of, named, parse_manifest, size_flaw
 from kvstore_sdk.tools.held import UNKNOWN, beside
 from kvstore_sdk.tools.reading import PAGE_BYTES, Reader
 from kvstore_sdk.tools.retry import Retry
@@ -194,6 +194,9 @@ class _Hands:
     def load(self, entry: ListEntry, what: Named) -> memoryview | bytes | Copied:
         """The verified bytes of a record or manifest of the source."""
         finding = self._checker.check(entry)
+        if finding.verdict in (Verdict.CORRUPT, Verdict.BAD_MANIFEST):
+            # It may have been written just now, or the way here may have changed it.
+            finding = self._checker.check(entry)
         outcome = _OUTCOMES.get(finding.verdict)
         if outcome is not None:
             return Copied(entry.name, what.kind, finding.size_bytes, outcome, finding.problem)
@@ -223,7 +226,7 @@ class _Hands:
         manifest = manifest if isinstance(manifest, Manifest) else None
         if what.key is not None and size_flaw(size_bytes, what.key, manifest) is not None:
             return True
-        if size_bytes < 1 or size_bytes % PAGE_BYTES:
+        if size_bytes < 1 or size_bytes % PAGE_BYTES or (what.key is None and size_bytes > MAX_MANIFEST_BYTES):
             return True
         found = self._there.read(name, size_bytes)
         if not isinstance(found, memoryview):
