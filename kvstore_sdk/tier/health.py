@@ -21,7 +21,7 @@ _SCRATCH = hashlib.sha256(b"kvstore health").digest()[:16] + bytes(GROUP_BYTES)
 _AGAIN_S = 60.0
 """A question that is not answered may hang, and then has a thread for itself: so long no second one is asked."""
 _LOOK_S = 0.02
-_SOON_S = 0.5
+_SOON_S = 0.1
 _GRACE_S = 0.5
 """As a backend has to return by then."""
 
