@@ -136,25 +136,25 @@ def pack_results(op: str, count: int, results: Any, doing: str, keep: Keep | Non
 
 def _pack_result(op: str, place: int, result: Any, doing: str, keep: Keep | None) -> Any:
     kind = _RESULTS.get(op)
-    if kind is None and (result is True or result is False):
-        return result
-    if op == "delete" and isinstance(result, DeleteStatus):
-        return result.value
-    if op in ("exists", "delete") and isinstance(result, Failure) and isinstance(result.error, BackendError):
-        return pack_error(result.error, doing)
+    if kind is None:
+        if op == "delete" and isinstance(result, DeleteStatus):
+            return result.value
+        if op != "delete" and (result is True or result is False):
+            return result
+        if op in ("exists", "delete") and isinstance(result, Failure) and isinstance(result.error, BackendError):
+            return pack_error(result.error, doing)
     if kind is None or not isinstance(result, kind) or not isinstance(result.status, _STATUSES[op]):
         raise BreachError(f"{doing}: item {place} is a {type(result).__name__} that the contract does not allow")
-    status, error, ticket = result.status.value, result.error, result.ticket
-    if error is None and ticket is None and not isinstance(result, GetResult):
-        return status
+    status, error = result.status.value, result.error
     in_doubt = status == "in_doubt"
-    lacks = (status == "failed" and error is None) or (in_doubt and (ticket is None or keep is None))
+    lacks = (status == "failed" and error is None) or (in_doubt and (result.ticket is None or keep is None))
     if lacks or not (error is None or isinstance(error, BackendError)):
         raise BreachError(f"{doing}: item {place} is {status.upper()}, and without what goes with it")
-    sizes = [result.size_bytes, result.asked_bytes] if isinstance(result, GetResult) else [None, None]
+    sizes = [result.size_bytes, result.asked_bytes] if isinstance(result, GetResult) and status == "wrong_size" else [None, None]
     if error is None and not in_doubt and sizes == [None, None]:
         return status
-    return [status, error and pack_error(error, doing), keep(ticket) if in_doubt and keep is not None else None, *sizes]
+    packed = None if error is None else pack_error(error, doing)
+    return [status, packed, keep(result.ticket) if in_doubt and keep is not None else None, *sizes]
 
 
 def unpack_results(op: str, count: int, packed: Any) -> Any:

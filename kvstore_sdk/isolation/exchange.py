@@ -140,7 +140,8 @@ class Exchange:
                 wake.wait(max(0.0, until_s - time.monotonic()))
                 wake.clear()
             if not call.ended and time.monotonic() >= until_s:
-                self._expire()
+                # What has come meanwhile counts, however late this thread is.
+                self.tend()
                 self._hand_on()
         if isinstance(call.answer, BaseException):
             raise call.answer
@@ -161,7 +162,7 @@ class Exchange:
         self._polling = True
         try:
             while True:
-                self._expire()
+                self.tend()
                 with self.lock:
                     first_s = self.calls.next_expiry_s(polled=True)
                     if self.calls.ended or first_s is None or time.monotonic() >= until_s:
@@ -181,8 +182,9 @@ class Exchange:
         link = self._link
         if link is not None and not link.ended and link.reader.acquire(blocking=False):
             self._receive(link, None, None)
-        if self.calls.pending or self.calls.late:
-            self._expire()
+        with self.lock:
+            self.calls.expire(time.monotonic())
+            self._go_on()
 
     def _receive(self, link: Link, call: Call | None, until_s: float | None) -> None:
         """Receive once, as the one that holds `link.reader`, and then let go of it."""
@@ -222,11 +224,6 @@ class Exchange:
                     link.broken = str(cause)
                     return
         with self.lock:
-            self._go_on()
-
-    def _expire(self) -> None:
-        with self.lock:
-            self.calls.expire(time.monotonic())
             self._go_on()
 
     def _go_on(self) -> None:

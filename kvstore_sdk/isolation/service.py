@@ -6,15 +6,13 @@ import contextlib
 import itertools
 import mmap
 import os
-import queue
 import sys
-import threading
-import time
 from collections import deque
 from typing import Any
 
 from kvstore_sdk.backend import Backend, Buffer, Deadline, Get, InvalidError, Mode, Put, Region, SupportsRegions, TimedOutError
 from kvstore_sdk.isolation.crossing import pack_error, pack_results
+from kvstore_sdk.isolation.jobs import Job, Jobs
 from kvstore_sdk.isolation.line import Line
 from kvstore_sdk.isolation.wire import WireError
 
@@ -31,17 +29,12 @@ class Service:
         self._backend: Any = backend
         self._line = line
         self._label = label
-        self._max_workers = backend.capabilities.max_concurrency
         self._in_doubt = backend.capabilities.in_doubt
         self._announces = isinstance(backend, SupportsRegions)
         self._regions: dict[int, Region] = {}
         self._tickets: dict[int, Any] = {}
         self._numbers = itertools.count(1)
-        self._jobs: queue.SimpleQueue[tuple[int, str, float, Any]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._workers = 0
-        # Jobs that are queued or being carried out.
-        self._running = 0
+        self._jobs = Jobs(backend.capabilities.max_concurrency, self._answer)
 
     def run(self) -> None:
         """Serve until the parent says that it is over, or is gone. Never returns."""
@@ -52,24 +45,10 @@ class Service:
             elif op == "register" and not self._map(number, payload, fds):
                 continue
             else:
-                self._begin((number, op, deadline_s, payload))
+                self._jobs.add((number, op, deadline_s, payload))
 
-    def _begin(self, job: tuple[int, str, float, Any]) -> None:
-        with self._lock:
-            self._running += 1
-            is_short = self._running > self._workers and self._workers < self._max_workers
-            if is_short:
-                self._workers += 1
-        self._jobs.put(job)
-        if is_short:
-            threading.Thread(target=self._work, name=f"kvstore-call-{self._workers}", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            self._reply(job[0], *self._carry_out(*job))
-            with self._lock:
-                self._running -= 1
+    def _answer(self, job: Job) -> None:
+        self._reply(job[0], *self._carry_out(*job))
 
     def _reply(self, number: int, is_answer: bool, body: Any) -> None:
         try:
@@ -161,12 +140,7 @@ class Service:
         """Close the backend, let calls that run answer, and end this process."""
         with contextlib.suppress(BaseException):
             self._backend.close()
-        until_s = time.monotonic() + _END_S
-        while time.monotonic() < until_s:
-            with self._lock:
-                if not self._running:
-                    break
-            time.sleep(0.005)
+        self._jobs.wait_idle(_END_S)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
