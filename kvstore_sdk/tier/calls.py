@@ -267,9 +267,11 @@ class Asked(Generic[R]):
         if self.refused is not None:
             return self.refused
         # A list of its own: the backend may keep it or change it.
-        return self._calls.judge(
-            self, lambda: getattr(self._calls.backend, self.operation)(list(self.items), self.deadline), time.monotonic()
-        )
+        return self.judge(lambda: getattr(self._calls.backend, self.operation)(list(self.items), self.deadline), time.monotonic())
+
+    def judge(self, ask: Callable[[], Any], started_s: float) -> list[R]:
+        """The answers, well-formed, to a call that began then. `ask` returns what the backend returned, or raises what it raised."""
+        return self._calls.judge(self, ask, started_s)
 
 
 Asking: TypeAlias = Generator[Asked[Any], list[Any], T]

@@ -1,30 +1,84 @@
-"""The threads of a Tier."""
+"""Who makes the calls of a Tier: threads that wait for them, or whoever comes by."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from kvstore_sdk.backend import Backend
+from kvstore_sdk.isolation import PolledBackend
+from kvstore_sdk.tier.calls import Asked, Asking, drive
+from kvstore_sdk.tier.types import EngineMemory, RecordMemory
 from kvstore_sdk.tier.work import Batch, WorkQueue
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "PolledCrew", "ThreadCrew", "polled_by"]
 
 logger = logging.getLogger(__name__)
 
+Run = Callable[[Batch], Asking[None]]
+"""What becomes of a batch."""
+Failed = Callable[[Batch], None]
+"""Is told, within the handling of the exception, of a batch that ended by a fault of ours."""
 
-class Crew:
+_PUMP_S = 0.002
+"""Longest that one pump goes on beginning and ending batches: a step of an engine takes some ten milliseconds."""
+
+
+def polled_by(backend: Backend, memory: EngineMemory | RecordMemory) -> PolledBackend | None:
+    """The backend, if its calls are to be made by a `PolledCrew`."""
+    return backend if isinstance(backend, PolledBackend) else None
+
+
+class Crew(Protocol):
+    """Takes batches from a queue, has their calls made, and does what follows from the answers."""
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that have not ended, by the last time that was looked at."""
+        ...
+
+    def grow(self) -> bool:
+        """Have as many calls at a time as the queue wants. Returns whether there can be any."""
+        ...
+
+    def pump(self) -> None:
+        """Do some of what there is to do, for a bounded time; nothing where threads do it. Never waits. From any thread."""
+        ...
+
+    def wait(self, until_s: float) -> None:
+        """Wait until a batch ends, not later than `until_s`."""
+        ...
+
+    def wait_quiet(self, until_s: float) -> None:
+        """Wait until no call is running, not later than `until_s`."""
+        ...
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        ...
+
+    def settle(self, until_s: float) -> None:
+        """The backend is closed: take in what that has ended, calls and what was in doubt."""
+        ...
+
+
+class ThreadCrew:
     """As many threads as the queue wants, each taking one batch after another. Used by one thread at a time."""
 
-    def __init__(self, name: str, work: WorkQueue, run: Callable[[Batch], None]) -> None:
-        """`run` does a batch and raises nothing."""
+    def __init__(self, name: str, work: WorkQueue, run: Run, failed: Failed) -> None:
         self._name = name
         self._work = work
         self._run = run
+        self._failed = failed
         self._started = 0
         self.threads: list[threading.Thread] = []
 
-    def grow(self) -> None:
+    def grow(self) -> bool:
         """Start the threads that the queue wants. One that the system does not start is logged, and wanted again."""
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         while self._work.wants_thread():
@@ -35,9 +89,162 @@ class Crew:
             except RuntimeError:
                 self._work.thread_failed()
                 logger.exception("%s: a thread could not be started", self._name)
-                return
+                break
             self.threads.append(thread)
+        return bool(self.threads)
+
+    def pump(self) -> None:
+        """The threads do it."""
+
+    def wait(self, until_s: float) -> None:
+        self._work.wait_changed(until_s)
+
+    def wait_quiet(self, until_s: float) -> None:
+        self._work.wait_quiet(until_s)
+
+    def stop(self) -> None:
+        self._work.stop()
+
+    def settle(self, until_s: float) -> None:
+        """The threads have done it, or hang: a backend that answers after its `close` is not to be waited for by anybody else."""
 
     def _take(self) -> None:
         while (batch := self._work.next()) is not None:
-            self._run(batch)
+            try:
+                drive(self._run(batch))
+            except BaseException:  # noqa: BLE001  # a fault of ours, as a backend's are caught: the thread and the jobs must go on
+                self._failed(batch)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A batch that was begun, and the call that it waits for."""
+
+    batch: Batch
+    steps: Asking[None]
+    asked: Asked[Any] | None = None
+    began_s: float = 0.0
+    answer: object = None
+
+
+class PolledCrew:
+    """No threads: calls are begun, and their answers taken, by whoever pumps.
+
+    A thread that waits for a call competes with the engine's own for the interpreter, and where that is busy loses: each system call of its
+    costs it up to a switch interval. The engine comes by anyway. In return what follows from an answer, verification above all, is done on
+    its thread, and answers wait until it comes by: so more calls are under way than the backend works on at a time.
+    """
+
+    DEPTH = 4
+    """Calls under way in the place of each that runs."""
+
+    def __init__(self, work: WorkQueue, backend: PolledBackend, run: Run, failed: Failed) -> None:
+        self._work = work
+        self._backend = backend
+        self._run = run
+        self._failed = failed
+        self.threads: list[threading.Thread] = []
+        # Every batch that was begun and has not ended: one that an interrupt has lost keeps its slots, as its call may go on.
+        self._running: set[_Running] = set()
+        self._calls: dict[int, _Running] = {}
+        self._answered: deque[_Running] = deque()
+        # Held by who pumps. Others have nothing to do meanwhile.
+        self._pumping = threading.Lock()
+
+    def grow(self) -> bool:
+        while self._work.wants_thread():
+            pass
+        return True
+
+    def pump(self) -> None:
+        self._pump()
+
+    def wait(self, until_s: float) -> None:
+        if self._pump():
+            return
+        if self._calls:
+            self._backend.wait_answers(until_s)
+            self._pump()
+        else:
+            # Nothing is asked, so what comes is due at a time: a retry, a question about what is in doubt.
+            time.sleep(max(0.0, min(0.01, until_s - time.monotonic())))
+
+    def wait_quiet(self, until_s: float) -> None:
+        while (self._calls or self._answered) and time.monotonic() < until_s:
+            self.wait(until_s)
+
+    def stop(self) -> None:
+        """Jobs and questions are refused by now, so that there is nothing to begin but questions about what is in doubt."""
+
+    def settle(self, until_s: float) -> None:
+        while not self._work.is_untouched and time.monotonic() < until_s:
+            self.wait(min(until_s, time.monotonic() + 0.05))
+        self._work.stop()
+
+    def _pump(self) -> bool:
+        """Returns whether there was something to do."""
+        if not self._pumping.acquire(blocking=False):
+            return False
+        try:
+            if self._calls:
+                self._take_answers()
+            done = False
+            until_s = 0.0
+            while True:
+                # Begun first: while we look at an answer the backend has something to do.
+                batch = self._work.try_next()
+                if batch is not None:
+                    running = _Running(batch, self._run(batch))
+                    self._running.add(running)
+                    self._go_on(running, None)
+                if self._answered:
+                    running = self._answered.popleft()
+                    self._go_on(running, self._answers(running))
+                elif batch is None:
+                    return done
+                done = True
+                now = time.monotonic()
+                until_s = until_s or now + _PUMP_S
+                if now >= until_s:
+                    return True
+        finally:
+            self._pumping.release()
+
+    def _take_answers(self) -> None:
+        for number, answer in self._backend.take_answers():
+            running = self._calls.pop(number, None)
+            if running is not None:
+                running.answer = answer
+                running.batch.returned = True
+                self._answered.append(running)
+
+    def _answers(self, running: _Running) -> list[Any]:
+        def said() -> object:
+            if isinstance(running.answer, BaseException):
+                raise running.answer
+            return running.answer
+
+        assert running.asked is not None
+        return running.asked.judge(said, running.began_s)
+
+    def _go_on(self, running: _Running, answers: list[Any] | None) -> None:
+        """Let a batch go on with the answers to its call, to its next call or its end."""
+        batch = running.batch
+        try:
+            asked = next(running.steps) if answers is None else running.steps.send(answers)
+            while asked.refused is not None:
+                asked = running.steps.send(asked.refused)
+        except StopIteration:
+            self._running.discard(running)
+            return
+        except BaseException as error:
+            self._running.discard(running)
+            self._failed(batch)
+            if isinstance(error, Exception):
+                return
+            # Not ours: an interrupt of the thread that pumps.
+            raise
+        running.asked = asked
+        running.began_s = time.monotonic()
+        batch.returned = False
+        self._calls[self._backend.begin(asked.operation, list(asked.items), asked.deadline)] = running

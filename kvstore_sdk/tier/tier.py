@@ -13,8 +13,8 @@ from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.admission import Admission
 from kvstore_sdk.tier.breaker import Breaker, Breakers
-from kvstore_sdk.tier.calls import Calls, drive
-from kvstore_sdk.tier.crew import Crew
+from kvstore_sdk.tier.calls import Calls
+from kvstore_sdk.tier.crew import Crew, PolledCrew, ThreadCrew, polled_by
 from kvstore_sdk.tier.desk import Desk, Sizes
 from kvstore_sdk.tier.direct import DirectRecords
 from kvstore_sdk.tier.fit import fit
@@ -103,11 +103,13 @@ class Tier:
         self._floor = Floor(settings.min_load_mb_per_s, settings.breaker_probe_s)
         self._admission = Admission(settings.admission, settings.max_known_keys)
         self._gate = Gate(self._breakers, self._floor, self._table)
+        polled = polled_by(backend, memory)
         self._work = WorkQueue(
             slots=slots,
             slot_bytes=slot_bytes,
             threads=min(settings.io_threads, capabilities.max_concurrency),
             max_threads=capabilities.max_concurrency,
+            depth=1 if polled is None else PolledCrew.DEPTH,
             batch=min(settings.batch_records, capabilities.max_batch),
             probe_batch=capabilities.max_batch,
             unfold=lambda job, queued_store_bytes: self._desk.unfold(job, queued_store_bytes),
@@ -158,6 +160,7 @@ class Tier:
             probe_s=settings.health_probe_s,
             timeout_s=settings.lookup_timeout_s,
             send=lambda probe: self._work.put_probes(self._namespace, (probe,)),
+            pump=lambda: self._crew.pump(),
         )
         self._declare_gauges()
         try:
@@ -165,9 +168,12 @@ class Tier:
         except BaseException:
             self._records.close(untouched=True)
             raise
-        self._crew = Crew(name, self._work, self._run)
-        self._crew.grow()
-        if not self._crew.threads:
+        self._crew: Crew
+        if polled is None:
+            self._crew = ThreadCrew(name, self._work, self._pipeline.run, self._failed)
+        else:
+            self._crew = PolledCrew(self._work, polled, self._pipeline.run, self._failed)
+        if not self._crew.grow():
             take_back(backend, self._records.regions)
             self._records.close(untouched=True)
             raise ConfigError(where, "io_threads", "the system starts no thread for this process; raise its limit of processes")
@@ -194,6 +200,7 @@ class Tier:
         for probes in self._table.take_unsent():
             self._work.put_probes(self._namespace, probes)
             self._watch_at_s = min(self._watch_at_s, now + self._settings.lookup_timeout_s)
+        self._crew.pump()
         self._gate.count(self.metrics)
         self._watch(now)
 
@@ -207,10 +214,12 @@ class Tier:
         """Chunks in the engine's memory are new, or were used. Returns those of them that are to be stored now; the others, which are
         counted, may be at their next use. For a caller who wants to know before `submit_store`, which asks again: the answer is the same.
         """
-        kept_out = frozenset(self._admission.touch_all(keys))
-        if kept_out:
-            self.metrics.count("stores", "not_admitted", by=len(kept_out))
-        return [key for key in keys if key not in kept_out]
+        kept_out = self._admission.touch_all(keys)
+        if not kept_out:
+            return list(keys)
+        self.metrics.count("stores", "not_admitted", by=len(kept_out))
+        new = frozenset(kept_out)
+        return [key for key in keys if key not in new]
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed, as failed."""
@@ -225,6 +234,7 @@ class Tier:
     def poll(self) -> list[JobResult]:
         """The jobs that ended since the last call; each job once. Jobs whose deadline has passed end here."""
         self._table.now_s = now = time.monotonic()
+        self._crew.pump()
         if now >= self._watch_at_s:
             self._watch(now)
         results = self._desk.take_finished() if self._desk.finished else []
@@ -265,7 +275,7 @@ class Tier:
         """
         until_s = time.monotonic() + self._settings.drain_timeout_s
         while self._desk.has_open and (now := time.monotonic()) < until_s:
-            self._work.wait_changed(min(until_s, now + 0.01))
+            self._crew.wait(min(until_s, now + 0.01))
             self._watch(now)
         self._end_jobs()
 
@@ -306,13 +316,13 @@ class Tier:
         patience_s = self._settings.close_timeout_s
         until_s = time.monotonic() + patience_s
         self._give_up(*self._work.cancel(), failed=False)
-        self._work.wait_quiet(until_s - patience_s * 0.5)
+        self._crew.wait_quiet(until_s - patience_s * 0.5)
         self._end_jobs()
         self._table.close()
         self._gate.count(self.metrics)
         while self._work.in_doubt and time.monotonic() < until_s - patience_s * 0.25:
-            self._work.wait_changed(time.monotonic() + 0.05)
-        self._work.stop()
+            self._crew.wait(time.monotonic() + 0.05)
+        self._crew.stop()
         closer = threading.Thread(target=self._close_backend, name=f"{self.name}-close", daemon=True)
         threads = [*self._health.threads, *self._crew.threads, closer]
         try:
@@ -322,6 +332,7 @@ class Tier:
             threads.pop()
         for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
+        self._crew.settle(until_s)
         stuck = [thread.name for thread in threads if thread.is_alive()]
         self._left_touched = bool(stuck) or not self._work.is_untouched
         self._records.close(untouched=not self._left_touched)
@@ -372,17 +383,14 @@ class Tier:
         gauge("known_keys", lambda: len(self._table))
         gauge("open_jobs", lambda: len(self._desk))
 
-    # Threads.
+    # By the crew.
 
-    def _run(self, batch: Batch) -> None:
-        try:
-            drive(self._pipeline.run(batch))
-        except BaseException:  # a fault of ours, as a backend's are caught below: the thread and the jobs must go on
-            logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
-            for item in batch.items:
-                if item.job.kind is Kind.LOAD:
-                    self._inbox.tell(Lost(batch.namespace, item.key, bad=False, gone=False))
-            self._give_up(batch.probes, batch.items)
+    def _failed(self, batch: Batch) -> None:
+        logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
+        for item in batch.items:
+            if item.job.kind is Kind.LOAD:
+                self._inbox.tell(Lost(batch.namespace, item.key, bad=False, gone=False))
+        self._give_up(batch.probes, batch.items)
 
     def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:
         """These will not be done: they failed, or were not begun."""

@@ -41,6 +41,7 @@ class Batch:
         started_s: When a thread took it.
         timeout_s: What the call is allowed when it does not have to wait for a thread first.
         deadline_s: When the call becomes late, set by who makes it; 0.0 before.
+        returned: Its call has returned, and what is left to do is not the store's: it cannot be late.
         abandoned: It is late, and was given up.
     """
 
@@ -53,6 +54,7 @@ class Batch:
     started_s: float = 0.0
     timeout_s: float = 0.0
     deadline_s: float = 0.0
+    returned: bool = False
     abandoned: bool = False
     namespace: str = ""
 
@@ -65,7 +67,8 @@ class WorkQueue:
     when the call of a batch is late its slots stay with it (quarantine) until it returns, and slots in doubt until the backend has
     settled them.
 
-    It also counts the threads: `threads` of them, and one more for each call that is late, as long as the backend allows more calls.
+    It also counts the threads: `threads` of them, and one more for each call that is late, as long as the backend allows more calls. Where
+    calls need no threads, what is counted is calls at a time, in units of `depth`.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class WorkQueue:
         slot_bytes: int,
         threads: int,
         max_threads: int,
+        depth: int = 1,
         batch: int,
         probe_batch: int,
         unfold: Callable[[Job, int], list[Item]],
@@ -85,6 +89,7 @@ class WorkQueue:
             slot_bytes: What a slot counts in `quarantined_bytes`: the largest record.
             threads: How many threads are to call `next`.
             max_threads: Most threads, late ones included.
+            depth: Calls in the place of one, of those that need no thread: what whoever comes by only now and then has to have under way.
             batch: Most items in a batch.
             probe_batch: Most probes in a batch.
             unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
@@ -94,6 +99,7 @@ class WorkQueue:
         self._probe_batch = probe_batch
         self._threads = threads
         self._max_threads = max_threads
+        self._depth = depth
         # A quarter of the threads, and at least one where there are two, is never busy with stores; likewise a quarter of the slots.
         self._kept_threads = max(1, threads // 4) if threads > 1 else 0
         self._store_slots = slots - max(1, slots // 4)
@@ -254,12 +260,7 @@ class WorkQueue:
         with self._lock:
             while not self._stopped and self._alive <= self._threads + self._late_calls():
                 now = time.monotonic()
-                self._unfold_all()
-                self._due(now)
-                batch = self._pick(now)
-                if batch is not None:
-                    self._batches.add(batch)
-                    batch.started_s = now
+                if (batch := self._begin(now)) is not None:
                     if self._probes or any(self._queues.values()):
                         # Each wakes the next one, so that a finished call does not wake them all for nothing.
                         self._work.notify()
@@ -267,6 +268,16 @@ class WorkQueue:
                 self._work.wait(self._sleep_s(now))
             self._alive -= 1
             return None
+
+    def try_next(self) -> Batch | None:
+        """The same for whoever makes calls without threads: does not wait. None when nothing is to be done now."""
+        if not (self._folded or self._probes or self._later or self._doubts or any(self._queues.values())):
+            return None
+        with self._lock:
+            self._alive = min(self._alive, self._threads + self._late_calls())
+            if self._stopped or len(self._batches) >= self._alive * self._depth:
+                return None
+            return self._begin(time.monotonic())
 
     def again(self, item: Item, not_before_s: float) -> None:
         """Queue an item once more, not before an instant."""
@@ -296,6 +307,15 @@ class WorkQueue:
 
     # Inside, with the lock held.
 
+    def _begin(self, now: float) -> Batch | None:
+        self._unfold_all()
+        self._due(now)
+        batch = self._pick(now)
+        if batch is not None:
+            self._batches.add(batch)
+            batch.started_s = now
+        return batch
+
     def _release(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self._in_stores.discard(slot)
@@ -309,7 +329,7 @@ class WorkQueue:
 
     @staticmethod
     def _may_be_late(batch: Batch) -> bool:
-        return not batch.abandoned and batch.deadline_s > 0.0
+        return not (batch.abandoned or batch.returned) and batch.deadline_s > 0.0
 
     def _put(self, kind: Kind, items: Sequence[Item]) -> None:
         self._queues[kind].extend(items)
@@ -347,7 +367,7 @@ class WorkQueue:
         if batch := self._take(Kind.LOAD, len(self._free), self._threads, now):
             return batch
         threads = max(1, self._alive - self._kept_threads)
-        if sum(batch.kind is Kind.STORE for batch in self._batches) < threads:
+        if sum(batch.kind is Kind.STORE for batch in self._batches) < threads * self._depth:
             return self._take(Kind.STORE, min(len(self._free), self._store_slots - len(self._in_stores)), threads, now)
         return None
 

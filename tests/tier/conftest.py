@@ -23,7 +23,8 @@ NewEngine = Callable[..., Engine]
 
 @pytest.fixture
 def way() -> str:
-    """How the tier moves records. A module whose promises hold both ways has a fixture of this name that has both."""
+    """How the tier moves records: `staged`; `direct`; or `polled`, direct and with calls that no thread waits for. A module whose promises
+    hold in several ways has a fixture of this name that has them."""
     return "staged"
 
 
@@ -34,8 +35,9 @@ def new_engine(way: str) -> Iterator[NewEngine]:
     before = set(threading.enumerate())
 
     def make(backend: Backend | None = None, **options: Any) -> Engine:
-        if way == "direct" and "memory" not in options:
+        if way != "staged" and "memory" not in options:
             options["memory"] = RecordRows(options.pop("rows", 64), options.get("of"))
+        options.setdefault("polled", way == "polled")
         engine = Engine(open_memory("") if backend is None else backend, **options)
         made.append(engine)
         return engine

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from polled_backend import Polled
+
 from kvstore_sdk.backend import Backend, Deadline, Get, GetStatus, Mode, Put, PutStatus, Region
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.identity import GroupIdentity, KVIdentity
@@ -171,12 +173,14 @@ class Engine:
         may_store: bool = True,
         name: str = "test",
         of: KVIdentity | None = None,
+        polled: bool = False,
         **settings: Any,
     ) -> None:
+        """`polled`: the tier's calls are begun, and their answers taken, by the thread that steps."""
         self.backend = backend
         self.memory = Memory(rows) if memory is None else memory
         self.tier = Tier(
-            backend,
+            Polled(backend) if polled else backend,
             self.memory,
             identity=of or identity(),
             settings=TierSettings(**(FAST | settings)),
