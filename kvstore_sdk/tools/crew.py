@@ -15,7 +15,6 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _AHEAD = 4
 """Items for each thread that are read from the sequence before they are asked for."""
-_POLL_S = 0.1
 _LINGER_S = 5.0
 """For calls that run when the work is broken off. One that takes longer ends when the backend is closed, or with the process."""
 
@@ -46,19 +45,16 @@ def spread(
     Raises:
         BaseException: the first that anything here raised.
     """
-    todo: queue.Queue[_T | type[_End]] = queue.Queue()
-    done: queue.Queue[_R | _Failed[_R] | type[_End]] = queue.Queue()
+    todo: queue.SimpleQueue[_T | type[_End]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[_R | _Failed[_R] | type[_End]] = queue.SimpleQueue()
     stop = threading.Event()
 
     def work() -> None:
         try:
             with worker() as make:
-                while not stop.is_set():
-                    try:
-                        item = todo.get(timeout=_POLL_S)
-                    except queue.Empty:
-                        continue
-                    if isinstance(item, type):
+                while True:
+                    item = todo.get()
+                    if isinstance(item, type) or stop.is_set():
                         break
                     done.put(make(item))
         except BaseException as error:  # noqa: BLE001  # raised again where the answers are taken
@@ -91,6 +87,8 @@ def spread(
                 yield answer
     finally:
         stop.set()
+        for _ in crew:
+            todo.put(_End)
         end_s = time.monotonic() + _LINGER_S
         for thread in crew:
             if thread.ident is not None:
