@@ -67,8 +67,8 @@ class Store:
         """Of what a demo left under these namespaces, as one line."""
         if self.temporary is not None:
             return f"To delete what the demo left: rm -r {self.temporary}"
-        folders = ", ".join(f"v1/{namespace}" for namespace in namespaces)
-        return f"It stays there. To delete it, use the store's own tools on {folders}"
+        flags = " ".join(f"--namespace {namespace}" for namespace in namespaces)
+        return f"It stays there. To delete it, give the same store to kvstore prune {flags}"
 
     def summary(self) -> str:
         """What is in it, as one sentence."""

@@ -32,7 +32,7 @@ def test_the_records_stay_in_the_store_and_a_second_run_finds_them(tmp_path: Pat
     assert f"{chunks} of {chunks}" in printed
     namespace = demo_synthetic.identity().namespace
     assert f"{chunks} new, 0 replaced, 0 there before; in file://{tmp_path} under v1/{namespace}." in printed
-    assert f"To delete it, use the store's own tools on v1/{namespace}\n" in printed
+    assert f"To delete it, give the same store to kvstore prune --namespace {namespace}\n" in printed
     assert len(records(tmp_path)) == chunks
     assert all(file.stat().st_size > 8192 for file in records(tmp_path))
     assert demo(tmp_path) == 0

@@ -77,7 +77,7 @@ def test_all_checks_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     printed = capsys.readouterr().out
     assert "reuse 1.000" in printed
     assert f"file://{tmp_path}/store now holds 2 records in all, manifests among them, 16.0 KiB." in printed
-    assert f"use the store's own tools on v1/{'0' * 32}\n" in printed
+    assert f"give the same store to kvstore prune --namespace {'0' * 32}\n" in printed
     assert "FAILED" not in printed
     assert list((tmp_path / "work").iterdir()) == []
 

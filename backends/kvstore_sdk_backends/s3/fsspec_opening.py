@@ -29,7 +29,7 @@ CLOSE_S = 5.0
 
 _OURS = ("asynchronous", "listings_expiry_time", "loop", "max_paths", "skip_instance_cache", "use_listings_cache")
 """A file system that shares an instance or remembers a listing would answer for a store that has changed since."""
-_NO_LIMIT = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
+_NO_LIMIT = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule, or run kvstore prune --to-bytes"
 
 _Options = Annotated[str | None, "arguments of the file system, as a JSON object"]
 _Concurrency = Annotated[int, Bounds(ge=1, le=100), "requests at one time; the libraries keep at most 100 connections"]
@@ -37,7 +37,7 @@ _RequestTimeout = Annotated[float, Bounds(ge=0.01, le=3600), "for one attempt, a
 _Retries = Annotated[int, Bounds(ge=0, le=100), "attempts after the first, inside the deadline of the call"]
 _ReadOnly = Annotated[bool, "write and delete nothing"]
 _MaxRecord = Annotated[int, Bounds(ge=1, le=MAX_PUT_BYTES), "refuse to store larger records"]
-_MaxBytes = Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule"]
+_MaxBytes = Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule, or kvstore prune"]
 
 
 def open_gs(

@@ -79,7 +79,7 @@ def open_s3(
     read_only: Annotated[bool, "write and delete nothing"] = False,
     max_record_bytes: Annotated[int, Bounds(ge=1, le=MAX_PUT_BYTES), "refuse to store larger records"] = 1 << 30,
     probe: Annotated[Probe, "when opening: write, read and delete a scratch object; read: look for one; off: send nothing"] = "write",
-    max_bytes: Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule"] = None,
+    max_bytes: Annotated[int | None, Bounds(ge=1), "refused: a bucket is kept small by a lifecycle rule, or kvstore prune"] = None,
 ) -> Backend:
     """Open a bucket, or a prefix of one, as a store: `location` is `bucket` or `bucket/prefix`. Any number of processes may have it open.
 
@@ -96,7 +96,7 @@ def open_s3(
         problem = f"{bucket} is a directory bucket of S3 Express, whose listings are not sorted; use a general purpose bucket"
         raise ConfigError(WHERE, "location", problem)
     if max_bytes is not None:
-        problem = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule (kvstore prune is yet to come)"
+        problem = "its writers cannot keep a bucket below a size; expire objects by a lifecycle rule, or run kvstore prune --to-bytes"
         raise ConfigError(WHERE, "max_bytes", problem)
     settings = S3Settings(
         engine=engine,
