@@ -11,12 +11,13 @@ ENV := $(PYTHON) tools/env.py
 export TORCH_COMPILE_DISABLE := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-engine test-all lint format docs golden clean
+.PHONY: help demo test test-core test-engine test-all soak lint format docs golden clean
 
 help:
 	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
 	@echo 'make test      every test that takes seconds, real engines included'
 	@echo 'make test-all  the long ones too'
+	@echo 'make soak      a quarter of an hour of faults and kills over folders and buckets; SOAK_SECONDS for more or less'
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
 	@echo 'make docs      the tables of docs/configuration.md, and docs/requirements.md, from the code'
@@ -55,6 +56,12 @@ test-all:
 	$(STORE_TESTS)
 	$(SUITE_TESTS)
 	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
+
+# What it found is in build/soak: a summary, a table and a plot.
+SOAK_SECONDS ?= 900
+soak:
+	@$(ENV) engine
+	$(RUN) tests/soak/soak.py --seconds $(SOAK_SECONDS) --out build/soak
 
 # In an environment without an engine, as a vendor has it.
 lint:
