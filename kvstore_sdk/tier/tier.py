@@ -32,6 +32,7 @@ from kvstore_sdk.tier.records import Records, announce, take_back
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.staged import StagedRecords
 from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, RecordMemory, TierEvent
+from kvstore_sdk.tier.watch import Watch
 from kvstore_sdk.tier.work import Batch, WorkQueue
 
 __all__ = ["Tier"]
@@ -129,7 +130,6 @@ class Tier:
             metrics=self.metrics,
             may_store=may_store and not capabilities.read_only,
         )
-        self._watch_at_s = 0.0
         self._closed = False
         self._left_touched = False
         self._records: Records
@@ -177,6 +177,17 @@ class Tier:
             take_back(backend, self._records.regions)
             self._records.close(untouched=True)
             raise ConfigError(where, "io_threads", "the system starts no thread for this process; raise its limit of processes")
+        self._watch = Watch(
+            name=name,
+            table=self._table,
+            desk=self._desk,
+            work=self._work,
+            crew=self._crew,
+            pipeline=self._pipeline,
+            breakers=self._breakers,
+            metrics=self.metrics,
+            hold_s=settings.breaker_probe_s,
+        )
         self._health.start()
 
     # Look-ups.
@@ -199,10 +210,10 @@ class Tier:
         self._table.expire()
         for probes in self._table.take_unsent():
             self._work.put_probes(self._namespace, probes)
-            self._watch_at_s = min(self._watch_at_s, now + self._settings.lookup_timeout_s)
+            self._watch.by(now + self._settings.lookup_timeout_s)
         self._crew.pump()
         self._gate.count(self.metrics)
-        self._watch(now)
+        self._watch.look(now)
 
     def end_request(self, request_id: str) -> None:
         """The request is over: forget what it was told."""
@@ -224,19 +235,19 @@ class Tier:
     def submit_store(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed, as failed."""
         self._desk.store(Job(job_id, Kind.STORE, self._namespace, keys, rows))
-        self._watch_at_s = min(self._watch_at_s, self._desk.next_deadline_s())
+        self._watch.by(self._desk.next_deadline_s())
 
     def submit_load(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Load the chunks `keys` into `rows`. A row that an open job uses is refused, as failed."""
         self._desk.load(Job(job_id, Kind.LOAD, self._namespace, keys, rows))
-        self._watch_at_s = min(self._watch_at_s, self._desk.next_deadline_s())
+        self._watch.by(self._desk.next_deadline_s())
 
     def poll(self) -> list[JobResult]:
         """The jobs that ended since the last call; each job once. Jobs whose deadline has passed end here."""
         self._table.now_s = now = time.monotonic()
         self._crew.pump()
-        if now >= self._watch_at_s:
-            self._watch(now)
+        if now >= self._watch.at_s:
+            self._watch.look(now)
         results = self._desk.take_finished() if self._desk.finished else []
         # After the results: whatever was told of their keys, it was told before they ended. What else was stored can wait for `flush`.
         if self._inbox.urgent or (results and self._inbox.waiting):
@@ -276,7 +287,7 @@ class Tier:
         until_s = time.monotonic() + self._settings.drain_timeout_s
         while self._desk.has_open and (now := time.monotonic()) < until_s:
             self._crew.wait(min(until_s, now + 0.01))
-            self._watch(now)
+            self._watch.look(now)
         self._end_jobs()
 
     def reset(self, weights_version: str = "", epoch: str = "") -> None:
@@ -350,27 +361,6 @@ class Tier:
         self._desk.expire_all()
         self._work.forget_ended()
         self._hear()
-
-    def _watch(self, now: float) -> None:
-        """End jobs whose deadline has passed, and find calls that are late."""
-        if now < self._watch_at_s:
-            return
-        expired = self._desk.expire(now)
-        late = self._work.late(now)
-        for batch in late:
-            self._table.give_up(batch.probes)
-            self._pipeline.verdict.late(batch)
-        if late:
-            # The threads of late calls may never come back. Others take their places, as far as the backend allows more calls.
-            self._crew.grow()
-        if expired or late:
-            self._work.forget_ended()
-        self._pipeline.check_quarantine()
-        if self._work.is_stuck and self._breakers.hold(self.metrics, self._settings.breaker_probe_s):
-            logger.warning("%s: breakers opened: every thread is in a call that outlived its deadline", self.name)
-        next_s = min(self._desk.next_deadline_s(), self._work.next_deadline_s(), now + 1.0)
-        # Not sooner than a millisecond: a call that has no deadline yet gets one while we look away.
-        self._watch_at_s = max(next_s, now + 0.001)
 
     def _declare_gauges(self) -> None:
         gauge, breakers = self.metrics.gauge, self._breakers
