@@ -11,9 +11,19 @@ from importlib.metadata import version
 from kvstore_sdk.cli import backends, conformance, copy, demo, health, ls, prune, repair, stat, verify
 from kvstore_sdk.errors import ConfigError, KVStoreError
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
+    parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (health, ls, stat, verify, repair, prune, copy, backends, conformance, demo):
+        module.add_command(commands)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,12 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting is wrong, in which case no record was written. Errors are one line on standard error. `conformance` does not return
         unless it cannot start: the process turns into the suite, which ends with the exit codes of pytest.
     """
-    parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
-    parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (health, ls, stat, verify, repair, prune, copy, backends, conformance, demo):
-        module.add_command(commands)
-    parsed = parser.parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     try:
         code: int = parsed.run(parsed)
         # Here and not at exit, where nobody would see it fail.
