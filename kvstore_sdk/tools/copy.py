@@ -226,7 +226,8 @@ class _Hands:
         manifest = manifest if isinstance(manifest, Manifest) else None
         if what.key is not None and size_flaw(size_bytes, what.key, manifest) is not None:
             return True
-        if size_bytes < 1 or size_bytes % PAGE_BYTES or (what.key is None and size_bytes > MAX_MANIFEST_BYTES):
+        most = self._most_there if what.key is not None else min(self._most_there, MAX_MANIFEST_BYTES)
+        if not 1 <= size_bytes <= most or size_bytes % PAGE_BYTES:
             return True
         found = self._there.read(name, size_bytes)
         if not isinstance(found, memoryview):

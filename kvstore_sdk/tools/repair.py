@@ -188,18 +188,21 @@ class _SecondLook:
 
     def mend(self, suspect: tuple[str, Flaw | None]) -> Mended:
         name, flaw = suspect
-        what = named(name)
-        # Its size and its being there may have changed: the first look may have been hours ago.
-        entry = next((entry for entry in walk(self._backend, name, self._retry, page=2) if entry.name == name), None)
-        if entry is None:
-            return Mended(name, what.kind, 0, Outcome.GONE, flaw)
-        finding = self._checker.check(entry)
-        outcome = self._verdict(entry, finding, flaw)
+        kind = named(name).kind
+        try:
+            # Its size and its being there may have changed: the first look may have been hours ago.
+            entry = next((entry for entry in walk(self._backend, name, self._retry, page=2) if entry.name == name), None)
+            if entry is None:
+                return Mended(name, kind, 0, Outcome.GONE, flaw)
+            finding = self._checker.check(entry)
+            outcome = self._verdict(entry, finding, flaw)
+        except BackendError as error:
+            return Mended(name, kind, 0, Outcome.UNREADABLE, flaw, text_of(error))
         problem = finding.problem
         if outcome is None:
             outcome, failure = self._repair.remove(name)
             problem = failure or problem
-        return Mended(name, what.kind, finding.size_bytes, outcome, finding.flaw or flaw, problem)
+        return Mended(name, kind, finding.size_bytes, outcome, finding.flaw or flaw, problem)
 
     def _verdict(self, entry: ListEntry, finding: Finding, flaw: Flaw | None) -> Outcome | None:
         """Why it is not removed; None: it is."""
