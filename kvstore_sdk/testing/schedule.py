@@ -84,6 +84,7 @@ class Schedule(Sequence[Fault]):
         hang_s: float = 3.0,
         episode_s: tuple[float, float] = (1.0, 4.0),
         calm: float = 0.3,
+        probabilities: Sequence[float] = (0.2, 0.5, 1.0),
     ) -> None:
         """Draw it. Equal arguments, equal schedules.
 
@@ -94,6 +95,7 @@ class Schedule(Sequence[Fault]):
             hang_s: How long a call hangs; longer than the time-outs of the caller, or there is nothing to see.
             episode_s: The shortest and the longest episode.
             calm: Part of the time, on average, in which nothing goes wrong.
+            probabilities: Of an item to be hit; each rule has one of them.
 
         Raises:
             ValueError: a kind is unknown, or a number out of bounds.
@@ -104,8 +106,10 @@ class Schedule(Sequence[Fault]):
         self.duration_s = duration_s
         self.episodes = draw_episodes(duration_s, chosen, seed=seed, episode_s=episode_s, calm=calm)
         draw = random.Random(f"faults {seed}")
-        self._faults = [
-            Fault(op, action, probability=draw.choice((0.2, 0.5, 1.0)), begins_s=episode.begins_s, ends_s=episode.ends_s)
+        # What a backend offers must not depend on what was drawn: of two that open one location, one may be a restart of the other.
+        self._faults = [Fault("put", InDoubt(), times=0)] if "in_doubt" in chosen else []
+        self._faults += [
+            Fault(op, action, probability=draw.choice(probabilities), begins_s=episode.begins_s, ends_s=episode.ends_s)
             for episode in self.episodes
             for op, action in KINDS[episode.kind](draw, hang_s)
         ]

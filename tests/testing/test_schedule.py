@@ -73,9 +73,19 @@ def test_breaches_come_only_when_they_are_named() -> None:
     assert {one.kind for one in Schedule(500, seed=6, kinds=KINDS).episodes} == set(KINDS)
 
 
+def test_what_a_backend_offers_does_not_depend_on_what_was_drawn(inner: Any) -> None:
+    for seconds in (0.1, 60.0):
+        assert FaultyBackend(inner, Schedule(seconds, seed=1)).capabilities.in_doubt
+        assert not FaultyBackend(inner, Schedule(seconds, seed=1, kinds=["errors"])).capabilities.in_doubt
+
+
+def test_rules_have_the_probabilities_that_are_asked_for() -> None:
+    assert {fault.probability for fault in Schedule(300, seed=1, probabilities=(0.1, 0.9)) if fault.times is None} == {0.1, 0.9}
+
+
 def test_the_rules_of_an_episode_have_its_time() -> None:
     schedule = Schedule(120, seed=7)
-    times = {(fault.begins_s, fault.ends_s) for fault in schedule}
+    times = {(fault.begins_s, fault.ends_s) for fault in schedule if fault.times is None}
     assert times == {(one.begins_s, one.ends_s) for one in schedule.episodes}
     assert len(schedule) >= len(schedule.episodes) > 20
 
