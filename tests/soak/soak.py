@@ -39,7 +39,7 @@ GONE_S = 20.0
 """Longest that a child may outlive a worker that was killed."""
 
 KILL_EVERY_S = (4.0, 12.0)
-CHILD_KILL_EVERY_S = (8.0, 20.0)
+CHILD_KILL_EVERY_S = (15.0, 45.0)
 
 
 def say(line: str) -> None:

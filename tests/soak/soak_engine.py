@@ -61,6 +61,8 @@ class Request:
 
     def go(self, phase: Phase, steps: int = 0) -> None:
         self.phase, self.steps, self.since_s = phase, steps, time.monotonic()
+        if phase is Phase.LOOK:
+            self.found = 0
 
 
 class SoakEngine:
@@ -161,6 +163,8 @@ class SoakEngine:
         for key in request.keys:
             answer = self._store.lookup(request.name, key)
             if answer is Lookup.PENDING:
+                if found > request.found:
+                    request.found, request.since_s = found, time.monotonic()
                 return
             if answer is Lookup.MISS:
                 break

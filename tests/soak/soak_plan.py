@@ -100,10 +100,10 @@ def schedule_of(plan: Plan, tier: str, life: int, seconds: float) -> Schedule:
 
     The memory of records is lent to the stores, so nothing that uses it after the call is among them; what is late there and keeps to the
     contract (hangs beyond the deadline, transfers in doubt) is. And where a store may be in doubt there is no nonsense: it could mean that
-    a transfer goes on, so its memory is never used again, rightly. (In a child there is: the child is killed then.) A tier of which most
-    records are wrong is left alone for a minute, so most are right.
+    a transfer goes on, so its memory is never used again, rightly, or its child is killed. A tier of which most records are wrong is left
+    alone for a minute, so most are right.
     """
-    kinds = [kind for kind in KINDS if kind not in BREACHES and kind != {"s3": "in_doubt", "fs": "nonsense"}.get(tier)]
+    kinds = [kind for kind in KINDS if kind not in BREACHES and kind != ("in_doubt" if tier == "s3" else "nonsense")]
     # A run of seconds has few calls to hit.
     episode_s, probabilities = ((0.5, 2.5), (0.05, 0.1, 0.3)) if plan.seconds > 30 else ((0.2, 0.6), (0.3, 0.6))
     seed = hash_of(plan.seed, tier, life)

@@ -24,6 +24,7 @@ def good_run() -> Run:
             Sample(
                 float(second),
                 memory_bytes=(60 << 20) + draw.randrange(1 << 20),
+                children=1,
                 child_memory_bytes=(30 << 20) + draw.randrange(1 << 20),
                 descriptors=draw.randint(20, 40),
                 threads=draw.randint(10, 30),
