@@ -54,7 +54,7 @@ def main() -> None:
             _fill(root, size)
             for mode, threads in itertools.product(args.modes.split(","), map(int, args.threads.split(","))):
                 name = f"verify {size >> 10} KiB, {threads} thread{'s' * (threads > 1)}, {mode}"
-                cell = Cell(name, lambda: _verify(root, mode, threads), lambda: _read(root, mode, threads))  # noqa: B023  # run at once
+                cell = Cell(name, lambda: _verify(root, mode, threads), lambda: _read(root, mode, threads), False)  # noqa: B023  # run at once
                 results.append(run_cell(cell, args.rounds, rng))
                 print("\n".join(report("so far", "MB/s", results, {}).splitlines()[6:]), flush=True)
             shutil.rmtree(root)
