@@ -58,9 +58,9 @@ class TierSettings:
     # Fewer would open it for one request's bad luck.
     breaker_probe_s: Annotated[float, _Seconds, "wait before an open breaker lets one call try"] = 2.0
     # A restart of a store takes seconds.
-    health_probe_s: Annotated[float, Bounds(ge=0, le=86400), "how often the store is asked whether it works, used or not; 0 for never"] = (
-        5.0
-    )
+    health_probe_s: Annotated[
+        float, Bounds(ge=0, le=86400), "how often a store that is idle, or fails, is asked whether it works; 0 for never"
+    ] = 5.0
     # A look-up of one name costs a store next to nothing, and what is down for longer is found before a request waits for it.
     admission: Annotated[
         Literal["all", "second_touch"], "which chunks are written: all, or those that are stored or used a second time"

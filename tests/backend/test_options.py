@@ -22,6 +22,7 @@ def open_store(
     threads: Annotated[int, Bounds(ge=1, le=1024), "calls at the same time"] = 4,
     part_bytes: Annotated[int, Bounds(ge=4096)] = 1 << 20,
     rate_bytes_per_s: float = 1e6,
+    calls_per_s: float = 100.0,
     connect_timeout_s: float = 3.0,
     ratio: float = 0.5,
     verify: bool = True,
@@ -59,10 +60,11 @@ def test_the_signature_is_the_schema() -> None:
     assert SCHEMA["bucket"].required
     threads = SCHEMA["threads"]
     assert (threads.type, threads.default, threads.bounds, threads.help) == (int, 4, Bounds(1, 1024), "calls at the same time")
-    assert [SCHEMA[name].unit for name in ("part_bytes", "rate_bytes_per_s", "connect_timeout_s", "ratio")] == [
+    assert [SCHEMA[name].unit for name in ("part_bytes", "rate_bytes_per_s", "connect_timeout_s", "calls_per_s", "ratio")] == [
         "bytes",
         "bytes per second",
         "seconds",
+        "",
         "",
     ]
 
