@@ -14,6 +14,7 @@ from typing import Any
 from kvstore_sdk.backend import (
     Buffer,
     Capabilities,
+    ClosedError,
     Deadline,
     DeleteStatus,
     Failure,
@@ -32,7 +33,8 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk.isolation.calls import failed
 from kvstore_sdk.isolation.exchange import Exchange
-from kvstore_sdk.isolation.keeper import Keeper, Spec
+from kvstore_sdk.isolation.hello import Spec
+from kvstore_sdk.isolation.keeper import Keeper
 from kvstore_sdk.isolation.limits import IsolationLimits
 
 __all__ = ["IsolatedBackend", "open_isolated"]
@@ -150,7 +152,7 @@ class IsolatedBackend:
             self._keeper.fence()
 
     def register_region(self, region: Region) -> None:
-        """Have this child, and those that come after it, map a region.
+        """Have this child, and those that come after it, map a region. After `close` nothing happens.
 
         Raises:
             BackendError: the child could not map it, or the backend refused it; then it is not known.
@@ -162,6 +164,8 @@ class IsolatedBackend:
             if region.id in exchange.regions:
                 return
             known = exchange.regions.add(region)
+        if known is None:
+            return
         try:
             self._tell("register", [known.id, known.size_bytes], known.fd)
         except BaseException:
@@ -234,8 +238,8 @@ class IsolatedBackend:
         call = self._exchange.submit(op, (None,), lambda: payload, Deadline.after(_REGION_S), threading.Event(), fd)
         try:
             self._exchange.wait(call)
-        except UnavailableError:
-            # The next child is told of the regions that are known then.
+        except (UnavailableError, ClosedError):
+            # The next child, if there is one, is told of the regions that are known then.
             if not call.lost:
                 raise
 

@@ -172,6 +172,11 @@ class Calls:
             else:
                 self.end(call, failed(call.op, call.count, error, sent=True))
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is going on."""
+        return not (self.pending or self.late or self._settles)
+
     def settle(self, call: Call, tickets: Sequence[Any]) -> None:
         """Begin to wait until all tickets are over."""
         call.tickets = tickets

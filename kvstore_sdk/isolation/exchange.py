@@ -149,7 +149,8 @@ class Exchange:
 
     def take(self) -> list[tuple[int, object]]:
         """The polled calls that have ended, each once. Never waits."""
-        self.tend()
+        if not self.calls.idle:
+            self.tend()
         if not self.calls.ended:
             return []
         with self.lock:
@@ -182,6 +183,9 @@ class Exchange:
         link = self._link
         if link is not None and not link.ended and link.reader.acquire(blocking=False):
             self._receive(link, None, None)
+        elif link is not None:
+            # Who receives may have been waiting since before there was more to send than the line took.
+            link.flush()
         with self.lock:
             self.calls.expire(time.monotonic())
             self._go_on()

@@ -6,16 +6,14 @@ import contextlib
 import logging
 import os
 import select
-import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-from kvstore_sdk.backend import BackendError, BreachError, Capabilities, ClosedError, KVStoreError, TimedOutError, UnavailableError
-from kvstore_sdk.isolation.crossing import unpack_capabilities, unpack_error
+from kvstore_sdk.backend import BackendError, BreachError, ClosedError, KVStoreError, TimedOutError, UnavailableError
 from kvstore_sdk.isolation.exchange import Exchange
+from kvstore_sdk.isolation.hello import Offer, Spec, error_of, hello, offer_of
 from kvstore_sdk.isolation.limits import IsolationLimits
 from kvstore_sdk.isolation.link import Link
 from kvstore_sdk.isolation.process import ChildProcess
@@ -23,7 +21,7 @@ from kvstore_sdk.isolation.regions import KnownRegion
 from kvstore_sdk.isolation.restarts import Restarts
 from kvstore_sdk.isolation.wire import WireError, encode
 
-__all__ = ["Keeper", "Offer", "Spec"]
+__all__ = ["Keeper"]
 
 logger = logging.getLogger("kvstore_sdk.isolation")
 
@@ -36,24 +34,6 @@ _DRAIN_S = 2.0
 _CLOSE_S = 2.0
 _END_S = 0.8
 """Killing takes milliseconds, unless the kernel cannot let go of it. With the wait for its own end it is what `close` may take."""
-SURFACES = frozenset({"SupportsDelete", "SupportsList", "SupportsUsage", "SupportsRegions", "SupportsSettle"})
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Spec:
-    """What a child is to open. Options may be secret: they are shown nowhere."""
-
-    target: str
-    options: Mapping[str, object]
-    location: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the backend in the child offers."""
-
-    capabilities: Capabilities
-    surfaces: frozenset[str]
 
 
 class Keeper:
@@ -99,7 +79,13 @@ class Keeper:
             KVStoreError: as the child's `open_backend` raised it, or no child came up.
         """
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:
+            # Whoever waits was interrupted; there is nobody to close what comes up.
+            self._closing = True
+            self.wake()
+            raise
         if self._start_error is not None:
             self._thread.join()
             raise self._start_error
@@ -152,7 +138,7 @@ class Keeper:
             if self._process is None:
                 self.exchange.down(self._closed(), self._closed)
             with self.exchange.lock:
-                self.exchange.regions.clear()
+                self.exchange.regions.close()
             with self._wake_lock:
                 os.close(self._wake_fd)
                 self._wake_fd = -1
@@ -173,6 +159,10 @@ class Keeper:
             self._let_through()
         except KVStoreError as error:
             self._end_child()
+            if (left := self._process) is not None:
+                logger.error("%s: a child (pid %d) that did not start cannot be killed; it is left behind", self._label, left.pid)
+                left.leave()
+                self._process = self._link = None
             if not self._started.is_set():
                 self._start_error = error
             return f"not started ({error})"
@@ -189,20 +179,12 @@ class Keeper:
         self._fenced = False
         process = self._process = ChildProcess(self._cwd)
         link = self._link = Link(process.socket)
-        hello = {
-            "label": self._label,
-            "log_level": logger.getEffectiveLevel(),
-            "sys_path": [os.path.abspath(entry) if entry == "" else entry for entry in sys.path if isinstance(entry, str)],
-            "target": self._spec.target,
-            "options": dict(self._spec.options),
-            "location": self._spec.location,
-        }
         try:
-            link.send(encode(hello))
+            link.send(encode(hello(self._spec, self._label, logger.getEffectiveLevel())))
         except WireError as cause:
             raise BackendError(f"{self._label}: open: the options: what goes to the child {cause}") from None
         [opened] = self._expect([0], time.monotonic() + _START_S)
-        return _offer(opened)
+        return offer_of(opened)
 
     def _let_through(self) -> None:
         """Have the child map the regions, and let calls through to it."""
@@ -242,7 +224,7 @@ class Keeper:
                 if not isinstance(message, list) or len(message) != 3 or message[0] not in missing:
                     raise BreachError(f"{self._label}: open: the child sent what is no answer")
                 if message[1] is not True:
-                    raise _error(message[2])
+                    raise error_of(message[2])
                 missing.discard(message[0])
                 found[message[0]] = message[2]
             if not missing:
@@ -383,19 +365,3 @@ class Keeper:
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"{self._label}: is closed")
-
-
-def _error(packed: object) -> KVStoreError:
-    try:
-        return unpack_error(packed)
-    except WireError as cause:
-        return BreachError(f"open: {cause}")
-
-
-def _offer(packed: Any) -> Offer:
-    try:
-        if not isinstance(packed, dict) or not isinstance(packed.get("surfaces"), list):
-            raise WireError("what it offers has another form")
-        return Offer(unpack_capabilities(packed.get("capabilities")), SURFACES & {str(name) for name in packed["surfaces"]})
-    except WireError as cause:
-        raise BreachError(f"open: {cause}") from None

@@ -24,15 +24,19 @@ class KnownRegions:
 
     def __init__(self) -> None:
         self._known: dict[int, KnownRegion] = {}
+        self._closed = False
 
     def __contains__(self, region_id: int) -> bool:
         return region_id in self._known
 
-    def add(self, region: Region) -> KnownRegion:
-        """
+    def add(self, region: Region) -> KnownRegion | None:
+        """Know a region from now on; None when no child will ever be told of it.
+
         Raises:
             OSError: the region is closed, or there are no more descriptors.
         """
+        if self._closed:
+            return None
         known = KnownRegion(region.id, os.dup(region.fd), region.size_bytes)
         self._known[region.id] = known
         return known
@@ -47,6 +51,8 @@ class KnownRegions:
     def all(self) -> dict[int, KnownRegion]:
         return dict(self._known)
 
-    def clear(self) -> None:
+    def close(self) -> None:
+        """Forget all, and take no more."""
+        self._closed = True
         for region_id in list(self._known):
             self.drop(region_id)

@@ -43,7 +43,10 @@ def test_after_closing_every_call_says_so(child: IsolatedBackend, region: Region
         child.usage(Deadline.after(LONG_S))
     number = child.begin("exists", ["x"], Deadline.after(LONG_S))
     assert isinstance(answers(child, number)[number][0].error, ClosedError)
+    other = Region(4096)
+    child.register_region(other)
     child.unregister_region(region)
+    other.close()
     child.fence()
     assert child.state == "closed"
 
