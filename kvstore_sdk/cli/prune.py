@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     rule = _rule(arguments)
     dry_run = arguments.dry_run
     done: Counter[str] = Counter()
-    with target.open(writes=not dry_run) as backend, Progress(arguments) as progress:
+    with target.open(writes=not dry_run, creates=False) as backend, Progress(arguments) as progress:
 
         def seen() -> None:
             if progress.due:

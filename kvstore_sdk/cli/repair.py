@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     dry_run = arguments.dry_run
     counts: Counter[Outcome] = Counter()
     removed_bytes = removed_foreign = 0
-    with target.open(writes=not dry_run) as backend, Progress(arguments) as progress:
+    with target.open(writes=not dry_run, creates=False) as backend, Progress(arguments) as progress:
 
         def seen() -> None:
             if progress.due:

@@ -18,6 +18,7 @@ __all__ = ["Target", "add_filter", "add_output", "add_target", "add_threads", "p
 
 FROM_ENVIRONMENT = "env:"
 MAX_THREADS = 256
+_BOUND = "max_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +37,40 @@ class Target:
     location: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def open(self, *, writes: bool) -> AbstractContextManager[Backend]:
+    def open(self, *, writes: bool, creates: bool = True) -> AbstractContextManager[Backend]:
         """Open it; leaving the context closes it.
 
         Args:
-            writes: Whether the command stores or removes something. If not, a backend with an option `read_only` is opened with it.
+            writes: Whether the command stores or removes something. If not, a backend with an option `read_only` is opened with it, and
+                without `max_bytes`, for what looks only keeps nothing below a bound.
+            creates: Whether a store is made where there is none. If not, it is opened as if to be read first.
 
         Raises:
             ConfigError: the backend, its location or an option is wrong.
             BackendError: it could not be opened.
         """
-        options: dict[str, object] = dict(self.options)
-        if not writes and "read_only" not in self._given() and "read_only" in backend_options(self.backend):
-            options["read_only"] = True
-        return closing(open_backend(self.backend, options, location=self.location))
-
-    def _given(self) -> set[str]:
-        query = self.backend.partition("?")[2] if self.location is None else ""
-        return {*self.options, *(pair.partition("=")[0] for pair in query.split("&"))}
+        base, mark, query = self.backend.partition("?") if self.location is None else (self.backend, "", "")
+        pairs = query.split("&") if mark else []
+        given = {*self.options, *map(_name, pairs)}
+        if (writes and creates) or "read_only" in given or "read_only" not in backend_options(self.backend):
+            return closing(open_backend(self.backend, self.options, location=self.location))
+        kept = "&".join(pair for pair in pairs if _name(pair) != _BOUND)
+        options = {name: value for name, value in self.options.items() if name != _BOUND}
+        looking = open_backend(base + (mark and kept and mark + kept), options | {"read_only": True}, location=self.location)
+        if not writes:
+            return closing(looking)
+        looking.close()
+        return closing(open_backend(self.backend, self.options, location=self.location))
 
     def __str__(self) -> str:
         # Without the URL's query, which may carry what is not for the screen. It has no fragment and no password, or it would not open.
         shown = self.backend.partition("?")[0]
         return shown if self.location is None else f"{shown} at {self.location}"
+
+
+def _name(pair: str) -> str:
+    """Of the option in a part of a query."""
+    return pair.partition("=")[0]
 
 
 def add_target(parser: argparse.ArgumentParser, name: str = "target", flags: str = "", what: str = "the store") -> None:

@@ -17,7 +17,7 @@ from kvstore_sdk.backend import (
     Ticket,
     TimedOutError,
 )
-from kvstore_sdk.errors import BackendError, BreachError, ClosedError, UnavailableError
+from kvstore_sdk.errors import BackendError, BreachError, ClosedError, InvalidError, UnavailableError
 from kvstore_sdk.tools.facts import MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from kvstore_sdk.tools.retry import Retry
 
@@ -52,11 +52,13 @@ class Reader:
             size_bytes: Its length, whole pages of 4,096 bytes; no more than `capabilities.max_record_bytes`.
 
         Raises:
-            BackendError: it could not be read.
-            ValueError: the length is not as above.
+            BackendError: it could not be read; `InvalidError`: the store, as it was opened, holds no records of this length.
+            ValueError: the length is no whole pages.
         """
-        if size_bytes < 1 or size_bytes % PAGE_BYTES or size_bytes > self._backend.capabilities.max_record_bytes:
-            raise ValueError(f"Reader: read {name}: {size_bytes} bytes are not the whole pages of a record that this store may hold")
+        if size_bytes < 1 or size_bytes % PAGE_BYTES:
+            raise ValueError(f"Reader: read {name}: {size_bytes} bytes are not the whole pages of a record")
+        if size_bytes > (most := self._backend.capabilities.max_record_bytes):
+            raise InvalidError(f"get {name}: {size_bytes} bytes are more than the {most} that this store was opened for (max_record_bytes)")
         return self._retry.call(f"get {name}", lambda deadline: self._read(name, size_bytes, deadline))
 
     def close(self) -> None:

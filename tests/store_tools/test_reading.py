@@ -10,7 +10,7 @@ import pytest
 from damage import chunk_key, identity_of, record_of
 from places import Place
 
-from kvstore_sdk.backend import BackendError, BreachError, Deadline, GetResult, GetStatus, Region, TimedOutError
+from kvstore_sdk.backend import BackendError, BreachError, Deadline, GetResult, GetStatus, InvalidError, Region, TimedOutError
 from kvstore_sdk.keys import manifest_name
 from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, InDoubt, Return, Say
 from kvstore_sdk.tools import retry as retry_module
@@ -58,10 +58,15 @@ def test_what_is_missing_or_of_another_length_is_an_answer(folder: Place) -> Non
         assert reader.read(SMALL.name, 8192) == Sized(len(RECORDS[SMALL.name]))
 
 
-@pytest.mark.parametrize("size_bytes", [0, -4096, 5000, 1 << 62])
-def test_a_length_that_no_record_has_is_refused_before_memory_is_taken(folder: Place, size_bytes: int) -> None:
-    with reading(folder.open()) as reader, pytest.raises(ValueError, match="not the whole pages of a record that this store may hold"):
+@pytest.mark.parametrize("size_bytes", [0, -4096, 5000])
+def test_a_length_that_no_record_has_is_refused(folder: Place, size_bytes: int) -> None:
+    with reading(folder.open()) as reader, pytest.raises(ValueError, match="not the whole pages of a record"):
         reader.read(SMALL.name, size_bytes)
+
+
+def test_a_length_that_the_store_does_not_hold_is_refused_before_memory_is_taken(folder: Place) -> None:
+    with reading(folder.open()) as reader, pytest.raises(InvalidError, match="max_record_bytes"):
+        reader.read(SMALL.name, 1 << 62)
 
 
 @pytest.mark.parametrize(

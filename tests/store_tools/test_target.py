@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore_sdk.backend import ConfigError
+from kvstore_sdk.backend import ConfigError, Deadline
 from kvstore_sdk.cli.progress import Progress
 from kvstore_sdk.cli.table import human_age
 from kvstore_sdk.cli.target import add_filter, add_output, add_target, add_threads, prefix_of, retry_of, target_of
@@ -72,6 +72,25 @@ def test_a_command_that_only_looks_opens_read_only_unless_told_otherwise(tmp_pat
             assert backend.capabilities.read_only is read_only
     with target_of(parsed("memory:", "memory:"), "ls").open(writes=False) as backend:
         assert not backend.capabilities.read_only
+
+
+@pytest.mark.parametrize("query", ["?max_bytes=1GiB", "?direct_io=never&max_bytes=1GiB", "?max_bytes=1GiB&direct_io=never", ""])
+def test_a_bound_copied_from_a_tiers_entry_is_no_hindrance_to_looking(tmp_path: Path, query: str) -> None:
+    url = (tmp_path / "kv").as_uri()
+    target_of(parsed(url, "memory:"), "prune").open(writes=True).__enter__().close()
+    more = [] if query else ["--option", "max_bytes=1GiB"]
+    with target_of(parsed(url + query, "memory:", *more), "ls").open(writes=False) as backend:
+        assert backend.capabilities.read_only
+    with target_of(parsed(url + query, "memory:", *more), "prune").open(writes=True, creates=False) as backend:
+        assert not backend.capabilities.read_only
+        assert backend.usage(Deadline.after(30)).capacity_bytes == 1 << 30
+
+
+def test_a_command_that_removes_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
+    misspelt = target_of(parsed((tmp_path / "misspelt").as_uri(), "memory:"), "prune")
+    with pytest.raises(ConfigError, match="does not exist"):
+        misspelt.open(writes=True, creates=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_patience_threads_and_filters_are_what_was_said() -> None:
