@@ -65,6 +65,8 @@ class Health:
         self._lock = threading.Lock()
         self._probe: Probe | None = None
         self._is_new = False
+        # What was so when the present question was asked.
+        self._answered = True
         self._due_s = clock() + probe_s
         self._stop = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -74,13 +76,7 @@ class Health:
     @property
     def healthy(self) -> bool:
         """Whether the store can be read, as far as anybody tried: its breakers are closed, and what was asked last was answered."""
-        exists, get = self._breakers.exists, self._breakers.get
-        if exists.is_open or get.is_open:
-            return False
-        probe = self._probe
-        if probe is None or probe.answered or self._heard_s() >= probe.asked_s:
-            return True
-        return probe.answered is None and self._clock() - probe.asked_s <= self._timeout_s
+        return not (self._breakers.exists.is_open or self._breakers.get.is_open) and self._answers(self._probe)
 
     def start(self) -> None:
         """Begin to ask. Without a thread, which the system may refuse, nothing is asked."""
@@ -101,6 +97,7 @@ class Health:
     def forget(self) -> None:
         """What was asked will not be answered: it was taken out of the queue."""
         with self._lock:
+            self._answered = self._answers(self._probe)
             self._probe = None
             self._due_s = self._clock() + self._probe_s
 
@@ -132,6 +129,7 @@ class Health:
             if not breakers.exists.allows():
                 # A look-up tries it, or it is to be left alone.
                 return min(_SOON_S, self._probe_s)
+            self._answered = self._answers(probe)
             probe = self._probe = Probe(_SCRATCH, now)
             probe.trial = True
             self._is_new = True
@@ -139,6 +137,14 @@ class Health:
         self._send(probe)
         self._pump()
         return _LOOK_S
+
+    def _answers(self, probe: Probe | None) -> bool:
+        """Whether the store answered this question, or anything since; while it may still do so, whether it did before."""
+        if probe is None:
+            return self._answered
+        if probe.answered or self._heard_s() >= probe.asked_s:
+            return True
+        return self._answered and probe.answered is None and self._clock() - probe.asked_s <= self._timeout_s
 
     def _heard_s(self) -> float:
         return max(self._breakers.exists.heard_s, self._breakers.get.heard_s)

@@ -16,7 +16,7 @@ from kvstore_sdk_backends.memory import open_memory
 NewEngine = Callable[..., Engine]
 
 
-@pytest.fixture(params=["staged", "direct"])
+@pytest.fixture(params=["staged", "direct", "polled"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -73,10 +73,13 @@ def test_an_idle_store_is_asked_each_period_and_one_that_is_used_is_not(watched:
 
 def test_it_is_healthy_until_an_answer_fails_and_again_after_the_next(watched: Watched) -> None:
     assert watched.health.healthy
+    before = True
     for works in (True, False, False, True):
         watched.turn(PROBE_S + STEP_S)
+        assert watched.health.healthy == before, "while it is asked nothing is new"
         watched.answer(works)
         assert watched.health.healthy == works
+        before = works
     watched.answer(False)
     watched.now_s += 0.1
     watched.breakers.get.succeeded()
@@ -171,6 +174,11 @@ def wait_idle(until: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.fixture(params=["staged", "polled"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 PROBING = {"health_probe_s": 0.05, "breaker_probe_s": 0.05, "breaker_failures": 2, "retries": 0}
 
 
@@ -228,7 +236,8 @@ def test_questions_of_the_tier_itself_are_counted_as_nobodys(new_engine: NewEngi
 
 def test_a_store_that_hangs_is_asked_once_and_keeps_one_thread(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""), [Fault("exists", Hang())])
-    engine = new_engine(backend, lookup_timeout_s=0.05, **(PROBING | {"breaker_failures": 100}))
+    # A backend that is polled has no thread of ours, and answers by itself when a call of its hangs.
+    engine = new_engine(backend, polled=False, lookup_timeout_s=0.05, **(PROBING | {"breaker_failures": 100}))
     wait_idle(lambda: not healthy(engine))
     engine.steps(0.5)
     assert backend.hanging == 1
