@@ -243,6 +243,11 @@ class WorkQueue:
             return (late + self._doubtful()) * self.slot_bytes
 
     @property
+    def waits(self) -> bool:
+        """Whether there is something to be done, now or later, that is in no call."""
+        return bool(self._folded or self._probes or self._later or self._doubts) or any(self._queues.values())
+
+    @property
     def in_doubt(self) -> bool:
         with self._lock:
             return self._doubtful() > 0
@@ -271,7 +276,7 @@ class WorkQueue:
 
     def try_next(self) -> Batch | None:
         """The same for whoever makes calls without threads: does not wait. None when nothing is to be done now."""
-        if not (self._folded or self._probes or self._later or self._doubts or any(self._queues.values())):
+        if not self.waits:
             return None
         with self._lock:
             self._alive = min(self._alive, self._threads + self._late_calls())

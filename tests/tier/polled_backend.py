@@ -14,6 +14,7 @@ from kvstore_sdk.backend import (
     Backend,
     BackendError,
     Capabilities,
+    ClosedError,
     Deadline,
     Failure,
     GetResult,
@@ -55,7 +56,7 @@ class Polled(BackendWrapper):
         self._open: dict[int, _Call] = {}
         self._late: set[int] = set()
         self._answers: list[tuple[int, object]] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._waiting: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue()
         self._closed = False
         self._settles = hasattr(inner, "settle")
@@ -73,6 +74,10 @@ class Polled(BackendWrapper):
         call = _Call(next(self._numbers), op, items, deadline)
         with self._changed:
             self.asked[op] = self.asked.get(op, 0) + 1
+            if self._closed:
+                over = self._settle_late(items, deadline) if op == "settle" else ClosedError(f"{op}: closed")
+                self._answers.append((call.number, over))
+                return call.number
             self._open[call.number] = call
         self._waiting.put((0 if op in _OVERTAKES else 1, call.number, call))
         return call.number

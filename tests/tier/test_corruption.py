@@ -23,7 +23,7 @@ from kvstore_sdk_backends.memory import open_memory
 NewEngine = Callable[..., Engine]
 
 
-@pytest.fixture(params=["staged", "direct"])
+@pytest.fixture(params=["staged", "direct", "polled"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -192,6 +192,7 @@ def test_a_read_that_went_wrong_once_is_delivered_after_the_second(new_engine: N
     backend = FaultyBackend(open_memory(""))
     engine = new_engine(backend)
     engine.store(keys(2))
+    engine.wait(engine.in_rest)
     for action in (WrongBytes(offset=5000), WrongBytes(offset=0, length=4096, flip=0xFF), WrongSize(-1)):
         backend.arm(Fault("get", action, times=1))
         assert engine.load(keys(2)).success
@@ -253,8 +254,8 @@ def test_a_host_that_reads_nothing_right_leaves_the_shared_folder_alone(
     assert result.failed == tuple(keys(60))
     assert all(engine.memory.spared(row) for row in range(60))
     assert engine.tier.metrics.gauge_value("breaker_open", "read") == engine.tier.metrics.gauge_value("breaker_open", "write") == 1
-    assert 8 <= engine.total("corrupt") <= 8 + 4, "it stopped at eight; others were on their way"
-    assert engine.total("loads", "refused") >= 60 - 12
+    assert 8 <= engine.total("corrupt") <= 8 + engine.most_calls, "it stopped at eight; others were on their way"
+    assert engine.total("loads", "refused") >= 60 - 8 - engine.most_calls
     assert engine.total("removals") == 0
     assert "most records read here fail verification" in caplog.text
     assert engine.ask(keys(3, start=20)) == [Lookup.MISS] * 3
@@ -293,6 +294,7 @@ def test_a_store_that_was_on_its_way_does_not_make_a_bad_record_good(new_engine:
     other = new_engine(backend)
     backend.arm(Fault("put", Hang(), times=1))
     on_its_way = other.submit_store([key(0)], rows=[0])
+    other.step()
     assert backend.wait_hanging()
     assert not other.load([key(0)], rows=[1]).success
     backend.heal()
@@ -380,6 +382,7 @@ def test_a_manifest_that_cannot_be_written_harms_nothing(operation: str, new_eng
     assert engine.tier.metrics.gauge_value("breaker_open", "write") == 0
 
 
+@pytest.mark.parametrize("way", ["staged", "direct"])
 def test_a_manifest_that_hangs_fails_no_job_and_its_thread_is_stood_in_for(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore_sdk.tier.manifest._TIMEOUT_S", 0.1)
     backend = FaultyBackend(open_memory(""), [Fault("get", Hang(), names=lambda name: name.endswith(".json"))])

@@ -20,7 +20,7 @@ from kvstore_sdk.testing import (
 NewEngine = Callable[..., Engine]
 
 
-@pytest.fixture(params=["staged", "direct"])
+@pytest.fixture(params=["staged", "direct", "polled"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -92,7 +92,7 @@ def test_memory_in_doubt_is_bounded(new_engine: NewEngine) -> None:
     jobs = [engine.submit_load([key(number)], rows=[number]) for number in range(32)]
     assert all(not engine.result(job).success for job in jobs)
     held = engine.tier.metrics.gauge_value("quarantined_bytes")
-    assert 4 * SLOT_BYTES <= held <= (4 + 4) * SLOT_BYTES, "the bound, and what was running when it was reached"
+    assert 4 * SLOT_BYTES <= held <= (4 + engine.most_calls) * SLOT_BYTES, "the bound, and what was running when it was reached"
     assert engine.tier.metrics.gauge_value("breaker_open", "read") == 1
     assert not engine.finds(key(0))
     engine.steps(0.3)
@@ -139,6 +139,7 @@ def test_answers_that_cannot_be_read_keep_rows_out_of_use_where_they_may_have_be
     backend = faulty(Fault("get", InDoubt(), times=0))
     engine = new_engine(backend, batch_records=4, breaker_failures=100)
     engine.store(keys(8))
+    engine.wait(engine.in_rest)
     some = keys(4) if operation == "get" else keys(4, start=20)
     backend.arm(Fault(operation, Return(lambda _: [])))
     result = engine.load(some) if operation == "get" else engine.store(some)
@@ -146,8 +147,8 @@ def test_answers_that_cannot_be_read_keep_rows_out_of_use_where_they_may_have_be
     assert result.failed == tuple(some)
     assert engine.total("breaches", operation) > 0
     held = engine.tier.metrics.gauge_value("quarantined_bytes")
-    assert held == (4 * SLOT_BYTES if way == "direct" else 0)
+    assert held == (0 if way == "staged" else 4 * SLOT_BYTES)
     assert engine.store(keys(8, start=40)).success
     assert engine.tier.metrics.gauge_value("quarantined_bytes") == held
     assert engine.total("breaches", "settle") == 0
-    assert engine.tier.touches_memory is (way == "direct")
+    assert engine.tier.touches_memory is (way != "staged")

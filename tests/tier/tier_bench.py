@@ -301,6 +301,11 @@ class Engine:
         """The first of those that the backend was told of: of staging memory, or of the engine's records."""
         return self.tier._records.regions[0]
 
+    @property
+    def most_calls(self) -> int:
+        """How many calls may be under way, none of which is late."""
+        return self.tier._work._threads * self.tier._work._depth
+
     def free_slots(self) -> int:
         return len(self.tier._work._free)
 
