@@ -17,7 +17,7 @@ from kvstore_sdk.cli.backends import describe
 from kvstore_sdk.store import StoreSettings
 from kvstore_sdk.tier import COUNTERS, GAUGES, HISTOGRAMS, TierSettings
 from kvstore_sdk.vllm.metrics import HOST_COUNTERS, HOST_GAUGES, HOST_PREFIX, PREFIX, STORE_PREFIX
-from kvstore_sdk.vllm.options import AdapterOptions, HostOptions
+from kvstore_sdk.vllm.options import ISOLATION_OPTIONS, AdapterOptions, HostOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 DECLARED = {"adapter": AdapterOptions, "host": HostOptions, "store": StoreSettings, "tier": TierSettings}
@@ -25,7 +25,9 @@ TABLE = re.compile(r"(<!-- (options|metrics): (\S+) -->\n).*?(<!-- end -->)", re
 
 
 def options(name: str) -> Mapping[str, OptionInfo]:
-    """One of `DECLARED`, or the name of a backend."""
+    """One of `DECLARED`, `isolation`, or the name of a backend."""
+    if name == "isolation":
+        return ISOLATION_OPTIONS
     return options_of(DECLARED[name]) if name in DECLARED else backend_options(name)
 
 
