@@ -1,9 +1,9 @@
 """A backend in the engine's process against the same in a child: `python benchmarks/isolation_engine.py --folder /mnt/disk`.
 
 Each side is a vLLM engine of its own on the CPU, with a tiny model whose chunks have the size of a cell. Some requests decode all the time,
-so that the engine steps; beside them prompts are answered whose KV the tier has (load), or nobody (store). Rates are payload MB/s, and the
-tokens that the requests beside it got meanwhile. A round runs both sides, the child twice, in random order. It needs vLLM, and for s3fs and
-nixl the extras of that name and moto's server.
+so that the engine steps; beside them prompts are answered whose KV the tier has (load), or nobody (store). Rates are payload MB/s until
+the last of it was moved, and tokens of the requests beside it per second until all is done. A round runs both sides, the child twice, in
+random order. It needs vLLM, and for s3fs and nixl the extras of that name and moto's server.
 """
 
 from __future__ import annotations
