@@ -190,8 +190,8 @@ def _was_a_soak(run: Run) -> list[Finding]:
         fired.update(report.get("fired", {}))
     hit = [kind for kind in run.scheduled if fired[kind]]
     missed = sorted(kind for kind in run.scheduled if not fired[kind])
-    # Of a run of seconds some episodes are over before anything is asked.
-    most_missed = 0 if run.plan.seconds >= 100 else len(run.scheduled) - 1
+    # Some episodes are over before anything is asked: a breaker is open, or a worker was just killed. Of a run of seconds nearly all are.
+    most_missed = len(run.scheduled) // 4 if run.plan.seconds >= 100 else len(run.scheduled) - 1
     hits = {source: run.total(f"hits {source}") for source in ("host", *run.plan.tiers)}
     seen_s = max((sample.t_s for sample in run.samples), default=0.0)
     return [
@@ -203,5 +203,6 @@ def _was_a_soak(run: Run) -> list[Finding]:
             f"{len(hit)}" + (f", but not {', '.join(missed)}" if missed else ""),
         ),
         Finding("workers that were killed", run.plan.workers == 1 or run.kills > 0, f"{run.kills}"),
-        Finding("seconds that were watched", seen_s >= run.plan.seconds * 0.9, f"{seen_s:.0f} of {run.plan.seconds:.0f}"),
+        # The last samples of a run of seconds may come too late on a busy machine.
+        Finding("seconds that were watched", seen_s >= run.plan.seconds * 0.9 - 5, f"{seen_s:.0f} of {run.plan.seconds:.0f}"),
     ]
