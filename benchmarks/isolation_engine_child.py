@@ -1,8 +1,8 @@
 """A vLLM engine with one tier, told what to do line by line: `python isolation_engine_child.py SETUP`, SETUP a JSON object
 {"model": fields of a TinyModel, "entry": of the tier, "way": one of `WAYS`}.
 
-A question is {"op": "load"|"store", "bytes_per_token"}; the answer {"MB/s": payload loaded or stored until the last of it was, "tokens/s": that
-the requests beside it got until all was done, "moved_bytes"}.
+A question is {"op": "load"|"store", "bytes_per_token"}; the answer {"MB/s": payload loaded or stored until the last of it was, "tokens/s":
+that the requests beside it got until all was done, "moved_bytes"}.
 """
 
 from __future__ import annotations
