@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from kvstore_sdk.backend import Backend
 from kvstore_sdk.isolation import PolledBackend
+from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.calls import Asked, Asking, drive
 from kvstore_sdk.tier.types import EngineMemory, RecordMemory
-from kvstore_sdk.tier.work import Batch, WorkQueue
+from kvstore_sdk.tier.work import WorkQueue
 
 __all__ = ["Crew", "PolledCrew", "ThreadCrew", "polled_by"]
 
@@ -35,9 +36,9 @@ least. Requests wait for what it does, and for the step that it delays."""
 def polled_by(backend: Backend, memory: EngineMemory | RecordMemory) -> PolledBackend | None:
     """The backend, if its calls are to be made by a `PolledCrew`.
 
-    Not where records are staged, as the engine's thread would have to copy them: 230 to 270 us for a MiB, against 60 to 130 in the direct
+    Not where records are staged, as the engine's thread would have to copy them: 220 to 290 us for a MiB, against 50 to 100 in the direct
     way (`benchmarks/isolation.py`, 2 cores). Beside an engine that waits half of its time, threads move as much and cost it nothing; beside
-    one that never does they move a quarter, as they do in its own process.
+    one that never does they move a quarter or less, and about what they do in its own process.
     """
     return backend if isinstance(backend, PolledBackend) and isinstance(memory, RecordMemory) else None
 

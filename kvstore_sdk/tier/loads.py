@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from kvstore_sdk.backend import BackendError, Deadline, DeleteStatus, Failure, Get, GetResult, GetStatus, InvalidError
 from kvstore_sdk.format import Flaw
 from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.floor import Floor
@@ -19,7 +20,6 @@ from kvstore_sdk.tier.records import NotMovedError, Records
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.trust import Trust
 from kvstore_sdk.tier.verdict import Verdict
-from kvstore_sdk.tier.work import Batch, Doubt
 
 __all__ = ["Loads"]
 

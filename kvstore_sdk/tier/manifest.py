@@ -9,10 +9,10 @@ from collections.abc import Callable
 from kvstore_sdk.backend import Buffer, Deadline, Get, GetResult, GetStatus, Mode, Put, PutResult, PutStatus, Ticket
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import manifest_name
+from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.records import Records
-from kvstore_sdk.tier.work import Batch
 
 __all__ = ["Manifests", "ensure_manifest"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore_sdk.backend import BackendError, Deadline, Failure, Ticket
 from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.floor import Floor
@@ -19,7 +20,7 @@ from kvstore_sdk.tier.records import Records
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.stores import Stores
 from kvstore_sdk.tier.verdict import Verdict
-from kvstore_sdk.tier.work import Batch, Doubt, WorkQueue
+from kvstore_sdk.tier.work import WorkQueue
 
 __all__ = ["Pipeline"]
 

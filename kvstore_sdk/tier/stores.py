@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore_sdk.backend import BackendError, Deadline, InvalidError, Mode, Put, PutResult, PutStatus, Ticket, UnsupportedError
 from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.jobs import Ending, Item, Outcome
@@ -13,7 +14,6 @@ from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import News, Stored
 from kvstore_sdk.tier.records import NotMovedError, Records
 from kvstore_sdk.tier.verdict import Verdict
-from kvstore_sdk.tier.work import Batch, Doubt
 
 __all__ = ["Stores"]
 

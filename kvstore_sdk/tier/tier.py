@@ -12,6 +12,7 @@ from kvstore_sdk.backend import Backend, ConfigError
 from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.admission import Admission
+from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.calls import Calls
 from kvstore_sdk.tier.crew import Crew, PolledCrew, ThreadCrew, polled_by
@@ -33,7 +34,7 @@ from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.staged import StagedRecords
 from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, RecordMemory, TierEvent
 from kvstore_sdk.tier.watch import Watch
-from kvstore_sdk.tier.work import Batch, WorkQueue
+from kvstore_sdk.tier.work import WorkQueue
 
 __all__ = ["Tier"]
 
@@ -385,6 +386,7 @@ class Tier:
     def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:
         """These will not be done: they failed, or were not begun."""
         for probe in probes:
+            probe.answered = False
             self._inbox.tell(Answered(probe, None))
         not_begun = {Kind.LOAD: "refused", Kind.STORE: "shed"}
         self._desk.settle([item.ended(Outcome.FAILED, "failed" if failed else not_begun[item.job.kind]) for item in items])

@@ -8,11 +8,12 @@ import time
 
 from kvstore_sdk.backend import Advice, BackendError, ThrottledError, TimedOutError
 from kvstore_sdk.errors import text_of
+from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.jobs import Item, Kind
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.settings import TierSettings
-from kvstore_sdk.tier.work import Batch, WorkQueue
+from kvstore_sdk.tier.work import WorkQueue
 
 __all__ = ["Verdict"]
 

@@ -8,55 +8,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-from kvstore_sdk.backend import Ticket
+from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind
 from kvstore_sdk.tier.lookups import Probe
 
-__all__ = ["Batch", "Doubt", "WorkQueue"]
+__all__ = ["WorkQueue"]
 
 _LEAST_PROBES = 64
 """Names that are not worth a second call: a round trip costs as much as looking so many up."""
 _SETTLE_EVERY_S = 0.1
 _GRACE_S = 0.1
 """A call that stops at its deadline returns a little after it; only later is it late."""
-
-
-@dataclass(slots=True)
-class Doubt:
-    """A slot whose last operation the backend calls in doubt. `item` is None for a manifest's."""
-
-    ticket: Ticket
-    slot: int
-    item: Item | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
-
-    Attributes:
-        slots: The slots of the items, one each.
-        started_s: When a thread took it.
-        timeout_s: What the call is allowed when it does not have to wait for a thread first.
-        deadline_s: When the call becomes late, set by who makes it; 0.0 before.
-        returned: Its call has returned, and what is left to do is not the store's: it cannot be late.
-        abandoned: It is late, and was given up.
-    """
-
-    probes: Sequence[Probe] = ()
-    items: Sequence[Item] = ()
-    doubts: Sequence[Doubt] = ()
-    slots: Sequence[int] = ()
-    kind: Kind | None = None
-    operation: str = ""
-    started_s: float = 0.0
-    timeout_s: float = 0.0
-    deadline_s: float = 0.0
-    returned: bool = False
-    abandoned: bool = False
-    namespace: str = ""
 
 
 class WorkQueue:
@@ -168,7 +131,7 @@ class WorkQueue:
     def forget_ended(self) -> None:
         """Drop the items of jobs that were closed, and probes that nobody waits for, so that queues which nobody serves do not grow."""
         with self._lock:
-            self._probes = deque((namespace, some) for namespace, some in self._probes if not all(probe.over for probe in some))
+            self._probes = deque((namespace, some) for namespace, some in self._probes if _wanted(some))
             self._folded = deque(job for job in self._folded if job.open)
             self.folded_store_chunks = sum(len(job.keys) for job in self._folded if job.kind is Kind.STORE)
             for kind, queue in self._queues.items():
@@ -360,7 +323,7 @@ class WorkQueue:
     def _pick(self, now: float) -> Batch | None:
         while self._probes:
             namespace, waiting = self._probes.popleft()
-            probes = [probe for probe in waiting if not probe.over]
+            probes = _wanted(waiting)
             if len(probes) > self._probe_batch:
                 self._probes.appendleft((namespace, probes[self._probe_batch :]))
                 self._work.notify()
@@ -416,3 +379,11 @@ class WorkQueue:
         if self._doubts and not any(batch.doubts for batch in self._batches):
             wakes.append(self._settle_at_s)
         return max(0.0, min(wakes) - now) if wakes else None
+
+
+def _wanted(probes: Sequence[Probe]) -> list[Probe]:
+    """Those that somebody waits for. The others, which are to be dropped, hear that they get no answer: their asker may ask again."""
+    for probe in probes:
+        if probe.over:
+            probe.answered = False
+    return [probe for probe in probes if not probe.over]

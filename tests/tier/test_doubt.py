@@ -61,7 +61,7 @@ def test_a_second_look_that_is_in_doubt_keeps_its_slot(new_engine: NewEngine) ->
     Shop(backend).replace(key(0), bytes(12288))
     backend.arm(Fault("get", InDoubt(), names=only(0), skip=1))
     assert engine.load([key(0)]).failed == (key(0),)
-    assert engine.free_slots() == 3
+    engine.wait(lambda: engine.free_slots() == 3)
     assert engine.store(keys(10, start=10)).success
     backend.heal()
     engine.wait(lambda: in_rest(engine))

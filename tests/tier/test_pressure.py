@@ -16,7 +16,7 @@ from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, Hang, Rais
 from kvstore_sdk.tier import IncompleteChunkError
 from kvstore_sdk.tier import manifest as manifest_module
 from kvstore_sdk.tier import staged as staged_module
-from kvstore_sdk.tier.work import Batch
+from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
 

@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tier_bench import key
 
 from kvstore_sdk.tier import work as module
+from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import Probe
-from kvstore_sdk.tier.work import Batch, Doubt, WorkQueue
+from kvstore_sdk.tier.work import WorkQueue
 
 BYTES = 100
 FOREVER_S = 1e9

@@ -1,0 +1,48 @@
+"""What is done next: one call's worth of work, and what a call may leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore_sdk.backend import Ticket
+from kvstore_sdk.tier.jobs import Item, Kind
+from kvstore_sdk.tier.lookups import Probe
+
+__all__ = ["Batch", "Doubt"]
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A slot whose last operation the backend calls in doubt. `item` is None for a manifest's."""
+
+    ticket: Ticket
+    slot: int
+    item: Item | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
+
+    Attributes:
+        slots: The slots of the items, one each.
+        started_s: When a thread took it.
+        timeout_s: What the call is allowed when it does not have to wait for a thread first.
+        deadline_s: When the call becomes late, set by who makes it; 0.0 before.
+        returned: Its call has returned, and what is left to do is not the store's: it cannot be late.
+        abandoned: It is late, and was given up.
+    """
+
+    probes: Sequence[Probe] = ()
+    items: Sequence[Item] = ()
+    doubts: Sequence[Doubt] = ()
+    slots: Sequence[int] = ()
+    kind: Kind | None = None
+    operation: str = ""
+    started_s: float = 0.0
+    timeout_s: float = 0.0
+    deadline_s: float = 0.0
+    returned: bool = False
+    abandoned: bool = False
+    namespace: str = ""
