@@ -17,6 +17,7 @@ from kvstore_sdk.isolation.crossing import unpack_capabilities, unpack_error, un
 from kvstore_sdk.isolation.logs import ChildLog
 from kvstore_sdk.isolation.wire import MAX_FRAME_BYTES, Frames, WireError
 from kvstore_sdk.tools.facts import Manifest, parse_manifest, shown
+from kvstore_sdk.tools.versions import is_manifest_of_other, is_of_other
 from kvstore_sdk_backends.fs.ledger import Reading, _parse
 
 seeded = settings(derandomize=True, deadline=None, max_examples=100)
@@ -84,6 +85,14 @@ def test_a_manifest_is_that_of_its_namespace_or_none(identity: Any) -> None:
     assert text.isascii()
     assert text.isprintable()
     assert len(text) <= 10 * 123
+
+
+@seeded
+@given(st.fixed_dictionaries({}, optional={"format_version": PLAIN, "model": WORDS}) | PLAIN)
+def test_an_identity_is_of_another_version_or_not(identity: Any) -> None:
+    assert is_of_other(identity) in (True, False)
+    body = json.dumps({"format": "kvstore-sdk", "identity": identity}).encode()
+    assert is_manifest_of_other(body) == is_of_other(json.loads(body)["identity"])
 
 
 @seeded

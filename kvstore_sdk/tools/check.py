@@ -30,7 +30,7 @@ class Verdict(Enum):
         BAD_MANIFEST: The name is a manifest's, the bytes are not. An engine writes it again.
         FOREIGN: The name is none that this SDK gives.
         GONE: It was removed since it was listed.
-        UNREADABLE: It could not be read, so nothing is known of it.
+        UNREADABLE: It could not be read, as the store was opened or at all, so nothing is known of it.
     """
 
     FINE = "fine"
@@ -54,7 +54,7 @@ class Finding:
         flaw: Comes with CORRUPT.
         problem: Why it is not fine, as one clause; it may repeat bytes of the store.
         read_bytes: How much of it was read.
-        error: Comes with UNREADABLE.
+        error: Why it is UNREADABLE, where the store said so.
     """
 
     name: str
@@ -135,8 +135,9 @@ class Checker:
             if (flaw := size_flaw(size_bytes, key, manifest)) is not None:
                 return Finding(name, Kind.RECORD, size_bytes, Verdict.CORRUPT, flaw, f"has {size_bytes} bytes")
             if size_bytes > (most := self._backend.capabilities.max_record_bytes):
-                problem = f"has {size_bytes} bytes, more than the {most} that this store says it holds: no engine reads it"
-                return Finding(name, Kind.RECORD, size_bytes, Verdict.CORRUPT, Flaw.LENGTH, problem)
+                # An engine with a larger option stored it, and reads it.
+                problem = f"has {size_bytes} bytes, more than the {most} that this store was opened for (max_record_bytes)"
+                return Finding(name, Kind.RECORD, size_bytes, Verdict.UNREADABLE, problem=problem)
             try:
                 record = self._reader.read(name, size_bytes)
                 if isinstance(record, Sized) and not last:

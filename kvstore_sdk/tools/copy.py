@@ -150,7 +150,8 @@ class Copy:
     def _move(self, hands: _Hands, entry: ListEntry, what: Named, mode: Mode) -> Copied:
         found = hands.load(entry, what)
         if isinstance(found, Copied):
-            self._note_reading(found.outcome is not Outcome.FAILED, found.problem)
+            if found.size_bytes <= self._source.capabilities.max_record_bytes:
+                self._note_reading(found.outcome is not Outcome.FAILED, found.problem)
             return found
         self._note_reading(True)
         size_bytes = len(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,7 @@ from kvstore_sdk.errors import BackendError, text_of
 from kvstore_sdk.format import Flaw
 from kvstore_sdk.tools.check import Checker, Finding, Verdict
 from kvstore_sdk.tools.crew import spread
-from kvstore_sdk.tools.facts import MAX_MANIFEST_BYTES, Kind, Manifest, named, size_flaw
+from kvstore_sdk.tools.facts import MAX_MANIFEST_BYTES, Kind, Manifest, named
 from kvstore_sdk.tools.reading import PAGE_BYTES, Reader
 from kvstore_sdk.tools.removal import check_removes, remove
 from kvstore_sdk.tools.retry import Retry
@@ -37,7 +38,7 @@ class Outcome(Enum):
         RECOVERED: It was good by then: somebody stored it again.
         GONE: Somebody else removed it.
         OTHER_VERSION: Another version of the format wrote it, so only that can say whether it is good.
-        TOO_LARGE: No larger record can be read as the store was opened; one of its namespace has that length.
+        TOO_LARGE: No record that large can be read as the store was opened; nothing else is known to be wrong with it.
         CHANGED: It was bad both times, in two ways. Memory or the way to the store may be at fault; or it is being written.
         UNREADABLE: It could not be read, so nothing is known of it.
         FAILED: It could not be removed.
@@ -151,7 +152,7 @@ class Repair:
     def _first_look(self, checker: Checker, finding: Finding) -> Outcome | None:
         """What can be said without a second look. None: nothing, or that it is fine."""
         if finding.verdict is Verdict.UNREADABLE:
-            return Outcome.UNREADABLE
+            return self.unread(finding)
         if finding.flaw is Flaw.HEADER:
             manifest = checker.manifest(named(finding.name).namespace)
             if isinstance(manifest, Manifest) and is_of_other(manifest.identity):
@@ -161,6 +162,10 @@ class Repair:
 
     def _worker(self) -> AbstractContextManager[Callable[[tuple[str, Flaw | None]], Mended]]:
         return _worker(self)
+
+    def unread(self, finding: Finding) -> Outcome:
+        """What becomes of what is UNREADABLE."""
+        return Outcome.TOO_LARGE if finding.size_bytes > self._backend.capabilities.max_record_bytes else Outcome.UNREADABLE
 
     def remove(self, name: str) -> tuple[Outcome, str]:
         """Remove one name, unless this is a dry run."""
@@ -212,7 +217,7 @@ class _SecondLook:
             case Verdict.GONE:
                 return Outcome.GONE
             case Verdict.UNREADABLE:
-                return Outcome.UNREADABLE
+                return self._repair.unread(finding)
             case Verdict.FOREIGN:
                 return None
             case Verdict.BAD_MANIFEST:
@@ -221,16 +226,11 @@ class _SecondLook:
             return Outcome.CHANGED
         what = named(entry.name)
         assert what.key is not None
-        found = self._checker.manifest(what.namespace)
-        manifest = found if isinstance(found, Manifest) else None
-        most = self._backend.capabilities.max_record_bytes
-        if finding.size_bytes > most and size_flaw(finding.size_bytes, what.key, manifest) is None:
-            return Outcome.TOO_LARGE
-        if finding.flaw is Flaw.HEADER and manifest is None and is_record_of_other(self._bytes(entry, most)):
-            return Outcome.OTHER_VERSION
+        if finding.flaw is Flaw.HEADER and not isinstance(self._checker.manifest(what.namespace), Manifest):
+            return Outcome.OTHER_VERSION if is_record_of_other(self._bytes(entry)) else None
         return None
 
-    def _bytes(self, entry: ListEntry, most: int) -> bytes:
+    def _bytes(self, entry: ListEntry, most: float = math.inf) -> bytes:
         """What lies there, up to a length; nothing if it cannot be had."""
         if not PAGE_BYTES <= entry.size_bytes <= min(most, self._backend.capabilities.max_record_bytes) or entry.size_bytes % PAGE_BYTES:
             return b""

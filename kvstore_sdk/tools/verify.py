@@ -90,6 +90,7 @@ class Verification:
         """
         self._entries = walk(backend, prefix, retry)
         self._worker = lambda: _checker(backend, retry)
+        self._most_bytes = backend.capabilities.max_record_bytes
         self._sample = sample
         self._threads = max(1, min(threads, backend.capabilities.max_concurrency))
         self._began_s: float | None = None
@@ -131,7 +132,10 @@ class Verification:
                 for finding in findings:
                     self._count(finding)
                     yield finding
-                    unreadable = unreadable + 1 if finding.verdict is Verdict.UNREADABLE else 0 if finding.read_bytes else unreadable
+                    if finding.verdict is Verdict.UNREADABLE and finding.size_bytes <= self._most_bytes:
+                        unreadable += 1
+                    elif finding.read_bytes:
+                        unreadable = 0
                     if unreadable >= _IN_SUCCESSION:
                         problem = f"verify: {unreadable} records in succession could not be read; the last: {finding.problem}"
                         raise UnavailableError(problem) from finding.error

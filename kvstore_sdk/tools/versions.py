@@ -34,7 +34,7 @@ def is_manifest_of_other(data: memoryview | bytes) -> bool:
         return False
 
 
-def is_of_other(identity: dict[str, object]) -> bool:
-    """Whether an identity is of another version."""
-    version = identity["format_version"]
+def is_of_other(identity: object) -> bool:
+    """Whether an identity, which may be anything that JSON can hold, is of another version."""
+    version = identity.get("format_version") if isinstance(identity, dict) else None
     return type(version) is int and version != FORMAT_VERSION

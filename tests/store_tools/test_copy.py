@@ -160,6 +160,20 @@ def test_what_the_destination_does_not_take_is_told_and_the_rest_arrives(folders
     assert sum(line.startswith("refused") and "max_record_bytes" in line for line in ran.lines) == len(large)
 
 
+def test_what_the_source_was_not_opened_for_is_told_and_the_rest_arrives(folders: tuple[Place, Place], copy: RunCopy) -> None:
+    """However many they are, they are not corrupt, and the source is not down."""
+    source, destination = folders
+    filled = fill(source.tree, chunks=20, payloads=(60_000, 3000))
+    ran = copy(source, destination, "--option", "max_record_bytes=16KiB", "--json")
+    assert ran.code == 1
+    told = json.loads(ran.out)
+    assert "error" not in told
+    large = {name for name, content in filled.records.items() if len(content) > 16384}
+    assert {item["name"]: item["result"] for item in told["items"]} == dict.fromkeys(large, "failed")
+    assert all("max_record_bytes" in item["problem"] for item in told["items"])
+    assert set(contents(destination)) == set(everything(filled)) - large
+
+
 class Short(BackendWrapper):
     """A store that takes short names only."""
 

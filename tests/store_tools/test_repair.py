@@ -124,13 +124,35 @@ def _of_version_7(place: Place) -> list[str]:
     return written
 
 
+def test_a_manifest_without_a_version_does_not_stop_the_others(place: Place, kvstore: Kvstore) -> None:
+    """Its digest names its namespace all the same, and whoever may write to a store can make one."""
+    filled = fill(place.tree)
+    identity = json.loads(identity_of("acme/odd").canonical_json())
+    del identity["format_version"]
+    namespace = hashlib.sha256(canonical_json(identity)).hexdigest()[:32]
+    body = json.dumps({"format": "kvstore-sdk", "namespace": namespace, "identity": identity}).encode()
+    place.tree.write(manifest_name(namespace), body.ljust(4096))
+    bad = [chunk_key(identity_of("acme/odd"), 0)._replace(namespace=namespace).name, min(filled.records)]
+    for name in bad:
+        place.tree.write(name, bytes(12288))
+    ran = kvstore("repair", place)
+    assert ran.code == 0, ran
+    assert place.tree.names() == sorted({*filled.records, *filled.manifests, manifest_name(namespace)} - set(bad))
+
+
 def test_a_record_that_this_opening_cannot_take_is_left_and_the_way_out_is_said(place: Place, kvstore: Kvstore) -> None:
     """With a larger `max_record_bytes` an engine stored it, and finds it good."""
-    filled = fill(place.tree, payloads=(60_000, 3000))
+    filled = fill(place.tree, chunks=30, payloads=(60_000, 3000))
     for most in ("16KiB", "2KiB"):
-        ran = kvstore("repair", place, "--option", f"max_record_bytes={most}")
+        ran = kvstore("repair", place, "--option", f"max_record_bytes={most}", "--json")
         assert ran.code == 1
-        assert "max_record_bytes" in ran.out
+        told = json.loads(ran.out)
+        assert told["corrupt"] == 0
+        assert {item["name"]: item["result"] for item in told["items"]} == dict.fromkeys(
+            [name for name, content in (filled.records | filled.manifests).items() if len(content) > (16384 if most == "16KiB" else 2048)],
+            "too_large",
+        )
+        assert all("max_record_bytes" in item["problem"] for item in told["items"])
         assert place.tree.names() == sorted([*filled.records, *filled.manifests])
     assert kvstore("repair", place).code == 0
 

@@ -121,6 +121,20 @@ def test_a_record_of_a_group_that_its_namespace_has_not_is_corrupt(folder: Place
     assert [(item["name"], item["flaw"]) for item in found["items"]] == [(key.name, "key")]
 
 
+def test_records_that_this_opening_cannot_take_are_unreadable_and_do_not_end_the_run(place: Place, kvstore: Command) -> None:
+    """An engine that opens the store with a larger `max_record_bytes` finds them good; and a store with many of them is not down."""
+    filled = fill(place.tree, ["acme/one"], chunks=30, payloads=(60_000, 3000))
+    large = sorted(name for name, content in filled.records.items() if len(content) > 16384)
+    wrong = max(filled.records, key=lambda name: (len(filled.records[name]), name))
+    place.tree.write(wrong, filled.records[wrong] + bytes(4096))
+    code, found = verify(kvstore, place, "--option", "max_record_bytes=16KiB")
+    assert code == 1
+    assert "error" not in found
+    assert {item["name"]: item["verdict"] for item in found["items"]} == dict.fromkeys(large, "unreadable") | {wrong: "corrupt"}
+    assert all("max_record_bytes" in item["problem"] for item in found["items"] if item["verdict"] == "unreadable")
+    assert found["counts"]["fine"] == 30
+
+
 def test_a_namespace_alone_is_verified(place: Place, kvstore: Command) -> None:
     filled = fill(place.tree)
     DAMAGES[0].do(place.tree, filled)
