@@ -30,6 +30,7 @@ class Batch:
         started_s: When a thread took it.
         timeout_s: What the call is allowed when it does not have to wait for a thread first.
         deadline_s: When the call becomes late, set by who makes it; 0.0 before.
+        unanswered_s: Until when its call certainly ran, set by who makes it without waiting, and so sees the answer only when it comes by.
         returned: Its call has returned, and what is left to do is not the store's: it cannot be late.
         abandoned: It is late, and was given up.
     """
@@ -43,6 +44,7 @@ class Batch:
     started_s: float = 0.0
     timeout_s: float = 0.0
     deadline_s: float = 0.0
+    unanswered_s: float = float("inf")
     returned: bool = False
     abandoned: bool = False
     namespace: str = ""

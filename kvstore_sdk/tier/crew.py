@@ -157,6 +157,8 @@ class PolledCrew:
         self._running: set[_Running] = set()
         self._calls: dict[int, _Running] = {}
         self._answered: deque[_Running] = deque()
+        # When answers were last looked for.
+        self._looked_s = 0.0
         # When the last pump that may have had something to do began.
         self._pumped_s = 0.0
         # Held by who pumps. Others have nothing to do meanwhile.
@@ -228,11 +230,14 @@ class PolledCrew:
         return True
 
     def _take_answers(self) -> None:
+        # What is there now was not there then.
+        unanswered_s, self._looked_s = self._looked_s, time.monotonic()
         for number, answer in self._backend.take_answers():
             running = self._calls.pop(number, None)
             if running is not None:
                 running.answer = answer
                 running.batch.returned = True
+                running.batch.unanswered_s = unanswered_s
                 self._answered.append(running)
 
     def _answers(self, running: _Running) -> list[Any]:

@@ -16,12 +16,37 @@ _IN_A_ROW = 8
 one, so it takes the last of them to know; and the very first calls open connections."""
 
 
+class _Rate:
+    """Of the last calls: bytes by the time in which at least one of them was under way, so calls at the same time count together."""
+
+    def __init__(self) -> None:
+        # Bytes, and the time that no call before accounts for.
+        self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS)
+        self._accounted_s = float("-inf")
+
+    def add(self, moved_bytes: int, began_s: float, ended_s: float) -> None:
+        self._calls.append((moved_bytes, max(0.0, ended_s - max(began_s, self._accounted_s))))
+        self._accounted_s = max(self._accounted_s, ended_s)
+
+    def clear(self) -> None:
+        """Measure anew; time stays accounted for."""
+        self._calls.clear()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0 before the first call. A clock that stands still for all of them is a fast store, not a division by nothing."""
+        return sum(moved for moved, _ in self._calls) / max(1e-9, sum(seconds for _, seconds in self._calls)) if self._calls else 0.0
+
+
 class Floor:
     """Measures loads, and says when the store is slower than `min_mb_per_s`; thread-safe. 0: it only measures.
 
-    The rate is bytes by the time in which at least one load was under way, so loads at the same time count together. While it is below the
-    floor the look-ups of one request each `probe_s` pass: its loads are measured by themselves, and if they are fast enough the store is
-    used again.
+    While it is slower the look-ups of one request each `probe_s` pass: its loads are measured by themselves, and if they are fast enough
+    the store is used again.
+
+    Only time in which the store certainly had not answered counts against it. Who polls finds answers when a step of the engine ends,
+    however long ago they came: such a load was there as soon as the engine could use it, and a floor that took the engine's steps for the
+    store's time would never let go again.
     """
 
     def __init__(self, min_mb_per_s: float, probe_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,9 +54,8 @@ class Floor:
         self._probe_s = probe_s
         self._clock = clock
         self._lock = threading.Lock()
-        # Of the last calls, bytes and the time that no call before them accounts for.
-        self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS)
-        self._accounted_s = 0.0
+        # Until the answers were seen, and until they had certainly not come.
+        self._seen, self._certain = _Rate(), _Rate()
         # Calls in a row that left the rate below the floor.
         self._below = 0
         self._next_trial_s = 0.0
@@ -41,9 +65,9 @@ class Floor:
 
     @property
     def mb_per_s(self) -> float:
-        """Of the last calls; 0 while nothing was loaded."""
+        """Of the last calls, as the engine saw them; 0 while nothing was loaded."""
         with self._lock:
-            return self._bytes_per_s() / 1e6
+            return self._seen.bytes_per_s / 1e6
 
     def passes(self, request_id: str) -> bool:
         """Whether a look-up may be answered from the store while it is slow: that of the request which tries it."""
@@ -55,18 +79,28 @@ class Floor:
                 return False
             self._next_trial_s = now + self._probe_s
             self._trial = request_id
-            self._calls.clear()
+            self._seen.clear()
+            self._certain.clear()
             return True
 
-    def loaded(self, moved_bytes: int, began_s: float) -> bool:
-        """A call that began then has just brought so many bytes. Returns whether that makes the store too slow, which it was not before."""
+    def loaded(self, moved_bytes: int, began_s: float, ended_s: float) -> bool:
+        """A call was seen to have brought so many bytes.
+
+        Args:
+            moved_bytes: Payload.
+            began_s: When it began.
+            ended_s: Until when it certainly ran, now at the latest; before `began_s` if its answer was there at the first look.
+
+        Returns:
+            Whether that makes the store too slow, which it was not before.
+        """
         with self._lock:
             now = self._clock()
-            self._calls.append((moved_bytes, max(0.0, now - max(began_s, self._accounted_s))))
-            self._accounted_s = now
+            self._seen.add(moved_bytes, began_s, now)
+            self._certain.add(moved_bytes, began_s, ended_s)
             if not self._floor_bytes_per_s:
                 return False
-            fast = self._bytes_per_s() >= self._floor_bytes_per_s
+            fast = self._certain.bytes_per_s >= self._floor_bytes_per_s
             if self.is_slow:
                 if fast:
                     self.is_slow, self._trial = False, ""
@@ -78,7 +112,3 @@ class Floor:
             self.is_slow = True
             self._next_trial_s = now + self._probe_s
             return True
-
-    def _bytes_per_s(self) -> float:
-        # A clock that stands still for a whole call is a fast store, not a division by nothing.
-        return sum(moved for moved, _ in self._calls) / max(1e-9, sum(seconds for _, seconds in self._calls)) if self._calls else 0.0

@@ -99,7 +99,7 @@ class Loads:
                 self._records.let_go(item)
         came_bytes = sum(item.payload_bytes for (item, *_), answer in zip(items, answers, strict=True) if answer.status is GetStatus.FOUND)
         if came_bytes and not batch.abandoned:
-            self._measure(came_bytes, began_s)
+            self._measure(came_bytes, began_s, min(time.monotonic(), batch.unanswered_s))
         failed: BackendError | None = None
         answered = False
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
@@ -116,9 +116,9 @@ class Loads:
                     self._fail(batch, item, "timeout" if answer.status in (GetStatus.TIMED_OUT, GetStatus.IN_DOUBT) else "failed")
         self._verdict.judge(batch, breaker, "read", None if answered else failed)
 
-    def _measure(self, came_bytes: int, began_s: float) -> None:
+    def _measure(self, came_bytes: int, began_s: float, ended_s: float) -> None:
         """A call brought something. What it failed to bring took its time as well."""
-        if self._floor.loaded(came_bytes, began_s):
+        if self._floor.loaded(came_bytes, began_s, ended_s):
             text = "%s: loads come with %.1f MB/s, less than min_load_mb_per_s: look-ups are misses until it is faster again"
             logger.warning(text, self._name, self._floor.mb_per_s)
 

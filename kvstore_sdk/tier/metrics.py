@@ -57,7 +57,9 @@ GAUGES: Mapping[str, MetricSpec] = {
         "1 while the store can be read, as far as look-ups, loads and, where there are none, probes have tried; whether it can be written "
         "says breaker_open."
     ),
-    "load_mb_per_s": MetricSpec("Rate of the last loads, in 10^6 bytes per second that a load was under way; 0 before the first."),
+    "load_mb_per_s": MetricSpec(
+        "Rate of the last loads, in 10^6 bytes per second that a load was under way, until the engine took its answer; 0 before the first."
+    ),
     "breaker_open": MetricSpec("1 while a circuit breaker is open, by side (read, write).", ("side",)),
     "queued_store_bytes": MetricSpec("Payload bytes of stores that wait."),
     "quarantined_bytes": MetricSpec("Memory that calls which outlived their deadline may still touch."),

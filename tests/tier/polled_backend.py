@@ -96,6 +96,12 @@ class Polled(BackendWrapper):
             if self._open:
                 self._changed.wait_for(lambda: self._answers, max(0.0, min(until_s, due_s + 0.001) - time.monotonic()))
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether there is something to take."""
+        with self._changed:
+            return bool(self._answers)
+
     def close(self) -> None:
         with self._changed:
             if self._closed:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-from tier_bench import Engine, key, keys
+from polled_backend import Polled
+from tier_bench import LIMIT_S, PATIENT, Engine, key, keys
 
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang
 from kvstore_sdk.tier import Lookup
@@ -15,6 +18,11 @@ from kvstore_sdk_backends.memory import open_memory
 NewEngine = Callable[..., Engine]
 PROBE_S = 2.0
 MB = 1_000_000
+
+
+@pytest.fixture
+def new_engine(new_engine: NewEngine) -> NewEngine:
+    return partial(new_engine, **PATIENT)
 
 
 class Clock:
@@ -36,7 +44,7 @@ class Loads:
         """One after the other."""
         began_s = self.clock.now_s
         self.clock.now_s += seconds
-        return self.floor.loaded(moved_bytes, began_s)
+        return self.floor.loaded(moved_bytes, began_s, self.clock.now_s)
 
     def slow_down(self) -> None:
         assert [self.call(MB, 0.1) for _ in range(8)] == [False] * 7 + [True]
@@ -61,13 +69,13 @@ def test_loads_at_the_same_time_count_together() -> None:
     for _ in range(4):
         began_s = loads.clock.now_s
         loads.clock.now_s += 0.5
-        assert not any(loads.floor.loaded(10 * MB, began_s) for _ in range(8))
+        assert not any(loads.floor.loaded(10 * MB, began_s, loads.clock.now_s) for _ in range(8))
     assert loads.floor.mb_per_s == pytest.approx(160.0)
     # They overlap, and none of the time counts twice.
     loads = Loads()
     for number in range(10):
         loads.clock.now_s = 100.0 + number
-        loads.floor.loaded(50 * MB, 98.0)
+        loads.floor.loaded(50 * MB, 98.0, loads.clock.now_s)
     assert loads.floor.mb_per_s == pytest.approx(500 / 11)
 
 
@@ -99,14 +107,39 @@ def test_the_loads_of_the_request_that_tries_it_decide() -> None:
     # Two calls that end together are not a fast one: the first took the time of both.
     began_s = loads.clock.now_s
     loads.clock.now_s += 1.0
-    loads.floor.loaded(30 * MB, began_s)
-    loads.floor.loaded(30 * MB, began_s)
+    loads.floor.loaded(30 * MB, began_s, loads.clock.now_s)
+    loads.floor.loaded(30 * MB, began_s, loads.clock.now_s)
     assert loads.floor.is_slow
     loads.clock.now_s += PROBE_S
     assert loads.floor.passes("b")
     assert not loads.call(30 * MB, 0.1)
     assert not loads.floor.is_slow
     assert all(loads.floor.passes(name) for name in "abc")
+
+
+def test_time_in_which_nobody_looked_does_not_count_against_a_store() -> None:
+    """An engine that polls sees each answer a step of 0.1 s later; one that is not there at the first look certainly took until then."""
+    loads = Loads()
+    step_s = 0.1
+
+    def call(steps: int) -> bool:
+        began_s = loads.clock.now_s
+        loads.clock.now_s += steps * step_s
+        return loads.floor.loaded(MB, began_s, loads.clock.now_s - step_s)
+
+    assert not any(call(1) for _ in range(100))
+    assert loads.floor.mb_per_s == pytest.approx(10.0), "as the engine saw it"
+    # Two steps are at least one: 10 MB/s at the most.
+    assert [call(2) for _ in range(40)].count(True) == 1
+    assert loads.floor.is_slow
+    loads.clock.now_s += PROBE_S
+    assert loads.floor.passes("a")
+    assert not call(2)
+    assert loads.floor.is_slow
+    loads.clock.now_s += PROBE_S
+    assert loads.floor.passes("b")
+    assert not call(1)
+    assert not loads.floor.is_slow
 
 
 def test_without_a_floor_loads_are_measured_and_never_too_slow() -> None:
@@ -118,17 +151,18 @@ def test_without_a_floor_loads_are_measured_and_never_too_slow() -> None:
 
 
 def slow_engine(new_engine: NewEngine, backend: FaultyBackend) -> Engine:
-    """Its store brings 5 kB each 0.03 s while it hangs, a sixth of the floor; in memory some milliseconds are enough for it."""
-    options = {"io_threads": 1, "batch_records": 1, "load_timeout_s": 60.0, "lookup_timeout_s": 60.0, "breaker_probe_s": 0.1}
-    return new_engine(backend, min_load_mb_per_s=1.0, **options)
+    """Its store brings one or, polled, four chunks of 5 kB each 0.1 s while it hangs, less than half of the floor; in memory some
+    milliseconds are enough for it."""
+    return new_engine(backend, min_load_mb_per_s=0.5, io_threads=1, batch_records=1, breaker_probe_s=0.1)
 
 
+@pytest.mark.parametrize("way", ["staged", "polled"])
 def test_look_ups_are_misses_while_the_store_is_slower_than_the_floor_and_hits_when_it_is_not(new_engine: NewEngine) -> None:
     """PERF-04"""
     backend = FaultyBackend(open_memory(""))
     engine = slow_engine(new_engine, backend)
     engine.store(keys(40))
-    backend.arm(Fault("get", Hang(0.03)))
+    backend.arm(Fault("get", Hang(0.1)))
 
     def is_slow() -> bool:
         # Nothing that was told HIT is refused: only look-ups are.
@@ -136,7 +170,7 @@ def test_look_ups_are_misses_while_the_store_is_slower_than_the_floor_and_hits_w
         return engine.tier._floor.is_slow
 
     engine.wait(is_slow, "a store that is too slow")
-    assert 0 < engine.tier.metrics.gauge_value("load_mb_per_s") < 1.0
+    assert 0 < engine.tier.metrics.gauge_value("load_mb_per_s") < 0.5
     gets = sum(event.op == "get" for event in backend.log)
     answers = [engine.tier.lookup(engine.request(), key(number)) for number in range(40)]
     assert answers.count(Lookup.MISS) > 20, "each request may have been a trial, if the machine stood still before it"
@@ -167,3 +201,33 @@ def test_a_request_that_was_told_hit_is_not_told_otherwise_because_loads_are_slo
     # What was a miss stays one.
     tier._floor.is_slow = False
     assert tier.lookup("r", key(1)) is Lookup.MISS
+
+
+@pytest.mark.parametrize("way", ["polled"])
+def test_a_polled_store_is_not_slow_because_the_engine_comes_by_late(new_engine: NewEngine) -> None:
+    engine = slow_engine(new_engine, FaultyBackend(open_memory("")))
+    tier, backend = engine.tier, engine.tier._backend
+    assert isinstance(backend, Polled)
+    engine.store(keys(1))
+    engine.wait(engine.in_rest)
+
+    def load() -> None:
+        job = engine.submit_load(keys(1))
+        tier.poll()
+        end_s = time.monotonic() + LIMIT_S
+        while not backend.has_answers:
+            assert time.monotonic() < end_s, "the store did not answer"
+            time.sleep(0.001)
+        # What is left of the engine's step: a seventh of the floor, if it were the store's.
+        time.sleep(0.07)
+        assert engine.result(job).success
+
+    for _ in range(10):
+        load()
+    assert 0 < tier.metrics.gauge_value("load_mb_per_s") < 0.5
+    assert not tier._floor.is_slow
+    # And one that was slow comes back.
+    tier._floor.is_slow = True
+    assert engine.ask(keys(1)) == [Lookup.HIT]
+    load()
+    assert not tier._floor.is_slow

@@ -20,7 +20,21 @@ from kvstore_sdk.testing import FaultyBackend
 from kvstore_sdk.tier import JobResult, Lookup, Tier, TierSettings
 from kvstore_sdk.tier.fit import fit
 
-__all__ = ["FAST", "HOLE", "LIMIT_S", "PAYLOAD_BYTES", "SLOT_BYTES", "Engine", "Memory", "Shop", "identity", "key", "keys", "payload"]
+__all__ = [
+    "FAST",
+    "HOLE",
+    "LIMIT_S",
+    "PATIENT",
+    "PAYLOAD_BYTES",
+    "SLOT_BYTES",
+    "Engine",
+    "Memory",
+    "Shop",
+    "identity",
+    "key",
+    "keys",
+    "payload",
+]
 
 PAYLOAD_BYTES = {0: 5000, 1: 900}
 """Of each group: neither is a multiple of a page."""
@@ -43,6 +57,9 @@ FAST = {
     "max_quarantined_bytes": 48 * SLOT_BYTES,
 }
 """Settings with which what goes wrong does so within a test."""
+
+PATIENT = {name: LIMIT_S for name in FAST if name.endswith("_timeout_s")}
+"""Settings with which nothing ends by its time alone, however long the machine stands still."""
 
 HOLE = 0xC3
 """What rows hold where nothing was loaded."""
