@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 _SCRATCH = hashlib.sha256(b"kvstore health").digest()[:16] + bytes(GROUP_BYTES)
 """Key of a chunk that there never is."""
 _AGAIN_S = 60.0
-"""A question that is not answered may hang, and then has a thread for itself: so long no second one is asked."""
+"""A question that is not answered may hang, and then has a thread for itself; or no thread comes to it, as all hang. So long no second one
+is asked, unless the queue has dropped it since."""
 _LOOK_S = 0.02
 _SOON_S = 0.1
 _GRACE_S = 0.5
@@ -95,7 +96,7 @@ class Health:
         self._stop.set()
 
     def forget(self) -> None:
-        """What was asked will not be answered: it was taken out of the queue."""
+        """What was asked will not be answered: it is about to be taken out of the queue."""
         with self._lock:
             self._answered = self._answers(self._probe)
             self._probe = None
@@ -115,7 +116,7 @@ class Health:
                 out_s = now - probe.asked_s
                 if out_s <= self._timeout_s:
                     return _LOOK_S
-                # If it was not begun, it need not be.
+                # If it was not begun, it need not be: whoever comes to it drops it, and then the next one is due.
                 probe.over = True
                 if out_s <= _AGAIN_S:
                     return _SOON_S
@@ -153,7 +154,7 @@ class Health:
         pause_s = self._probe_s
         while not self._stop.wait(pause_s):
             try:
-                if (probe := self._probe) is not None and probe.answered is None and not probe.over:
+                if (probe := self._probe) is not None and probe.answered is None:
                     self._pump()
                 pause_s = self.check()
             except Exception:  # the thread must go on: nobody would hear that it ended

@@ -20,7 +20,7 @@ class Probe:
     """One key that the backend is asked about, and the requests that wait for the answer.
 
     Attributes:
-        answered: Of a trial, whether the backend answered it; None before.
+        answered: Of a trial, whether the backend answered it; None before. False also when it was dropped unasked.
         over: Nobody waits any more: it need not be asked. Set by the engine's thread, read by others.
         trial: It is to find out whether the store works again.
         overruled: Whether the key is there, when that became known otherwise after the question: it stands, whatever a late answer says.

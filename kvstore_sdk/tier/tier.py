@@ -304,8 +304,8 @@ class Tier:
         """
         weights = weights_version or self.identity.weights
         identity = dataclasses.replace(self.identity, weights=weights, epoch=epoch or ("" if weights_version else fresh_epoch()))
-        self._give_up(*self._work.cancel(), failed=False)
         self._health.forget()
+        self._give_up(*self._work.cancel(), failed=False)
         self.drain()
         self._table.clear()
         self._admission.clear()

@@ -258,6 +258,38 @@ def test_a_reset_loses_no_question_and_a_closed_tier_asks_none(new_engine: NewEn
     assert not any(thread.is_alive() for thread in engine.tier._health.threads)
 
 
+def test_a_question_that_no_thread_came_to_is_asked_again_as_soon_as_one_does(new_engine: NewEngine) -> None:
+    """All of them hung, and nobody uses the tier when the store comes back."""
+    backend = FaultyBackend(open_memory(""))
+    engine = new_engine(backend, io_threads=1, batch_records=1, **(PROBING | {"health_probe_s": 0.5, "lookup_timeout_s": 0.05}))
+    some = keys(engine.most_calls)
+    engine.store(some)
+    engine.wait(engine.in_rest)
+    backend.arm(Fault("get", Hang()))
+    engine.submit_load(some)
+    engine.wait(lambda: backend.hanging == engine.most_calls)
+    known = len(asked(backend))
+    wait_idle(lambda: (probe := engine.tier._health._probe) is not None and probe.over)
+    assert len(asked(backend)) == known
+    backend.heal()
+    wait_idle(lambda: len(asked(backend)) > known and healthy(engine))
+
+
+def test_a_question_that_failed_in_the_tier_itself_is_asked_again(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FaultyBackend(open_memory(""))
+    engine = new_engine(backend, **PROBING)
+    engine.store(keys(1))
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a fault of ours")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.tier._calls, "exists", fail)
+        wait_idle(lambda: not healthy(engine))
+    seen = len(asked(backend))
+    wait_idle(lambda: len(asked(backend)) > seen and healthy(engine))
+
+
 def test_without_a_period_nothing_is_asked(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""))
     engine = new_engine(backend, health_probe_s=0.0)
