@@ -226,7 +226,7 @@ class PolledCrew:
         if not self._answered:
             return batch is not None
         running = self._answered.popleft()
-        self._go_on(running, self._answers(running))
+        self._go_on(running, running.asked)
         return True
 
     def _take_answers(self) -> None:
@@ -240,20 +240,19 @@ class PolledCrew:
                 running.batch.unanswered_s = unanswered_s
                 self._answered.append(running)
 
-    def _answers(self, running: _Running) -> list[Any]:
+    def _answers(self, running: _Running, answered: Asked[Any]) -> list[Any]:
         def said() -> object:
             if isinstance(running.answer, BaseException):
                 raise running.answer
             return running.answer
 
-        assert running.asked is not None
-        return running.asked.judge(said, running.began_s)
+        return answered.judge(said, running.began_s)
 
-    def _go_on(self, running: _Running, answers: list[Any] | None) -> None:
-        """Let a batch go on with the answers to its call, to its next call or its end."""
+    def _go_on(self, running: _Running, answered: Asked[Any] | None) -> None:
+        """Let a batch go on, after a call of it was answered, to its next call or its end."""
         batch = running.batch
         try:
-            asked = next(running.steps) if answers is None else running.steps.send(answers)
+            asked = next(running.steps) if answered is None else running.steps.send(self._answers(running, answered))
             while asked.refused is not None:
                 asked = running.steps.send(asked.refused)
         except StopIteration:

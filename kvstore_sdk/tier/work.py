@@ -187,9 +187,9 @@ class WorkQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether every thread sits in a call that is late."""
+        """Whether every thread sits in a call that is late, or as many calls as there may be are late where none is needed."""
         with self._lock:
-            return 0 < self._alive <= self._late_calls()
+            return 0 < self._alive * self._depth <= self._late_calls()
 
     def oldest_store_s(self) -> float:
         """When the store that waits longest was submitted; infinity when none waits."""

@@ -509,3 +509,19 @@ def test_a_stopped_queue_gives_nothing_out(queue: Queue) -> None:
     queue.stop()
     assert queue.next() is None
     assert not queue.wants_thread()
+
+
+def test_a_part_of_the_calls_that_may_be_under_way_is_not_all_that_there_are() -> None:
+    """Where calls need no threads, some that are late leave the others their places."""
+    queue = WorkQueue(slots=64, slot_bytes=4096, threads=4, max_threads=4, batch=1, probe_batch=3, unfold=all_items, depth=4)
+    while queue.wants_thread():
+        pass
+    queue.put_job(job(1, Kind.LOAD, list(range(40))))
+    taken = []
+    while (batch := queue.try_next()) is not None:
+        taken.append(batch)
+    assert len(taken) == 16
+    for batch in taken:
+        assert not queue.is_stuck
+        batch.abandoned = True
+    assert queue.is_stuck
