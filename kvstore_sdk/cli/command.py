@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = parsed.run(parsed)
         # Here and not at exit, where nobody would see it fail.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ConfigError as error:
         print(f"kvstore: {error}", file=sys.stderr)

@@ -47,4 +47,5 @@ class Report:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._json and not self._ended and not isinstance(error, BrokenPipeError):
-            self.end(error=text_of(error) if error and str(error) else getattr(kind, "__name__", "unknown"))
+            said = "interrupted" if kind is KeyboardInterrupt else getattr(kind, "__name__", "unknown")
+            self.end(error=text_of(error) if error and str(error) else said)

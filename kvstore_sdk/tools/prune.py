@@ -19,6 +19,8 @@ __all__ = ["Ages", "Oldest", "Prune", "Pruned", "Rule"]
 
 _PAGE = 256
 """Records of one listing: what is stored again after it was listed and before it is removed is removed with it."""
+_MOST_NAMESPACES = 20_000
+"""Told apart at one time. Most stores list one namespace after another, so that all that is there of the first is known long before."""
 _MOST_BUCKETS = 1 << 16
 _FIRST_WIDTH_S = 2.0**-10
 
@@ -57,6 +59,14 @@ class Pruned:
     error: BackendError | None = None
 
 
+@dataclass(slots=True)
+class _Namespace:
+    """What was seen of one so far. `lives`: a record of it is kept."""
+
+    manifest: ListEntry | None = None
+    lives: bool = False
+
+
 class Prune:
     """One run over a store, as an iterable of what it removes.
 
@@ -70,6 +80,7 @@ class Prune:
         unknown_age: Records kept because the store does not say when they were stored.
         gone: What somebody else removed first.
         foreign: What is no record and no manifest; it is never pruned.
+        namespaces: Remembered at present, because their manifests may have to go.
     """
 
     def __init__(
@@ -103,6 +114,7 @@ class Prune:
         self._walk("")
         self._dry_run = dry_run
         self._now_s = time.time() if now_s is None else now_s
+        self._seen_of: dict[str, _Namespace] = {}
         self.passes = 1 if rule.to_bytes is None else 2
         self.listed = 0
         self.kept_records = self.kept_bytes = self.unknown_age = self.gone = self.foreign = 0
@@ -110,31 +122,46 @@ class Prune:
     def __iter__(self) -> Iterator[Pruned]:
         rule = self._rule
         oldest = None if rule.to_bytes is None else self._oldest(rule.to_bytes)
-        manifests: dict[str, ListEntry] = {}
-        alive: set[str] = set()
         batch: list[Pruned] = []
         first_at = 0
         for entry, what in self._entries():
+            if what.namespace not in self._seen_of:
+                if len(self._seen_of) >= _MOST_NAMESPACES:
+                    # First what may be the last records of the one that is settled.
+                    yield from self._remove(batch)
+                    batch = []
+                    yield from self._settle(next(iter(self._seen_of)), oldest)
+                self._seen_of[what.namespace] = _Namespace()
             if what.kind is Kind.MANIFEST:
-                manifests[what.namespace] = entry
+                self._seen_of[what.namespace].manifest = entry
                 continue
             if self._is_old(entry) or (oldest is not None and oldest.takes(_time(entry), entry.size_bytes)):
                 first_at = first_at if batch else self.listed
                 batch.append(_pruned(entry, what))
             else:
                 self.unknown_age += math.isnan(_time(entry))
-                self._keep(entry.size_bytes)
-                alive.add(what.namespace)
+                self._keep(what.namespace, entry.size_bytes)
             if batch and (len(batch) == self._most or self.listed - first_at >= _PAGE):
-                yield from self._remove(batch, alive)
+                yield from self._remove(batch)
                 batch = []
-        yield from self._remove(batch, alive)
-        for namespace, entry in manifests.items():
-            may_go = rule.older_than_s is None or self._is_old(entry)
-            if may_go and not (oldest is not None and oldest.empty) and namespace not in alive and not self._is_alive(namespace):
-                yield from self._remove([_pruned(entry, named(entry.name))], alive)
+        yield from self._remove(batch)
+        for namespace in list(self._seen_of):
+            yield from self._settle(namespace, oldest)
+
+    @property
+    def namespaces(self) -> int:
+        return len(self._seen_of)
+
+    def _settle(self, namespace: str, oldest: Oldest | None) -> Iterator[Pruned]:
+        """Remove the manifest if it has to go, and forget the namespace."""
+        entry, lives = self._seen_of[namespace].manifest, self._seen_of[namespace].lives
+        if entry is not None:
+            may_go = self._rule.older_than_s is None or self._is_old(entry)
+            if may_go and not lives and not (oldest is not None and oldest.empty) and not self._is_alive(namespace):
+                yield from self._remove([_pruned(entry, named(entry.name))])
             else:
                 self.kept_bytes += entry.size_bytes
+        del self._seen_of[namespace]
 
     def _entries(self) -> Iterator[tuple[ListEntry, Named]]:
         """Records and manifests of the rule's namespaces."""
@@ -175,11 +202,12 @@ class Prune:
         """Whether there is a record by now: an engine stores one first, and then its manifest."""
         return not self._dry_run and any(named(entry.name).kind is Kind.RECORD for entry in self._walk(f"v1/{namespace}/"))
 
-    def _keep(self, size_bytes: int) -> None:
+    def _keep(self, namespace: str, size_bytes: int) -> None:
+        self._seen_of[namespace].lives = True
         self.kept_records += 1
         self.kept_bytes += size_bytes
 
-    def _remove(self, batch: list[Pruned], alive: set[str]) -> Iterator[Pruned]:
+    def _remove(self, batch: list[Pruned]) -> Iterator[Pruned]:
         if not batch:
             return
         if self._dry_run:
@@ -187,8 +215,7 @@ class Prune:
             return
         for item, answer in zip(batch, remove(self._deletes, [item.name for item in batch], self._retry), strict=True):
             if isinstance(answer, BackendError):
-                self._keep(item.size_bytes)
-                alive.add(item.namespace)
+                self._keep(item.namespace, item.size_bytes)
                 yield dataclasses.replace(item, error=answer)
             elif answer is DeleteStatus.ABSENT:
                 self.gone += 1

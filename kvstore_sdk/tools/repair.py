@@ -145,7 +145,7 @@ class Repair:
                     yield Mended(finding.name, finding.kind, finding.size_bytes, outcome, finding.flaw, finding.problem)
                 elif finding.verdict in (Verdict.CORRUPT, Verdict.BAD_MANIFEST) or (self._foreign and finding.verdict is Verdict.FOREIGN):
                     self.suspects += 1
-                    spool.write(json.dumps([finding.name, finding.flaw and finding.flaw.value]) + "\n")
+                    spool.write(_line(finding))
         finally:
             checker.close()
 
@@ -160,7 +160,7 @@ class Repair:
                 return Outcome.OTHER_VERSION
         return None
 
-    def _worker(self) -> AbstractContextManager[Callable[[tuple[str, Flaw | None]], Mended]]:
+    def _worker(self) -> AbstractContextManager[Callable[[Finding], Mended]]:
         return _worker(self)
 
     def unread(self, finding: Finding) -> Outcome:
@@ -191,9 +191,12 @@ class _SecondLook:
         self._checker.close()
         self._reader.close()
 
-    def mend(self, suspect: tuple[str, Flaw | None]) -> Mended:
-        name, flaw = suspect
-        kind = named(name).kind
+    def mend(self, suspect: Finding) -> Mended:
+        name, kind, flaw = suspect.name, suspect.kind, suspect.flaw
+        if kind is Kind.FOREIGN:
+            # Its name alone says so, whatever is in it by now.
+            end, failure = self._repair.remove(name)
+            return Mended(name, kind, suspect.size_bytes, end, None, failure or suspect.problem)
         try:
             # Its size and its being there may have changed: the first look may have been hours ago.
             entry = next((entry for entry in walk(self._backend, name, self._retry, page=2) if entry.name == name), None)
@@ -218,8 +221,6 @@ class _SecondLook:
                 return Outcome.GONE
             case Verdict.UNREADABLE:
                 return self._repair.unread(finding)
-            case Verdict.FOREIGN:
-                return None
             case Verdict.BAD_MANIFEST:
                 return Outcome.OTHER_VERSION if is_manifest_of_other(self._bytes(entry, MAX_MANIFEST_BYTES)) else None
         if finding.flaw is not flaw:
@@ -239,7 +240,7 @@ class _SecondLook:
 
 
 @contextmanager
-def _worker(repair: Repair) -> Iterator[Callable[[tuple[str, Flaw | None]], Mended]]:
+def _worker(repair: Repair) -> Iterator[Callable[[Finding], Mended]]:
     look = _SecondLook(repair)
     try:
         yield look.mend
@@ -247,6 +248,11 @@ def _worker(repair: Repair) -> Iterator[Callable[[tuple[str, Flaw | None]], Mend
         look.close()
 
 
-def _suspect(line: str) -> tuple[str, Flaw | None]:
-    name, flaw = json.loads(line)
-    return name, None if flaw is None else Flaw(flaw)
+def _line(finding: Finding) -> str:
+    flaw = None if finding.flaw is None else finding.flaw.value
+    return json.dumps([finding.name, finding.size_bytes, finding.verdict.value, flaw, finding.problem]) + "\n"
+
+
+def _suspect(line: str) -> Finding:
+    name, size_bytes, verdict, flaw, problem = json.loads(line)
+    return Finding(name, named(name).kind, size_bytes, Verdict(verdict), None if flaw is None else Flaw(flaw), problem)

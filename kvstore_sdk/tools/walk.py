@@ -31,7 +31,7 @@ def walk(backend: Backend, prefix: str = "", retry: Retry | None = None, page: i
         BackendError: a page could not be had, or broke the contract.
     """
     if not isinstance(backend, SupportsList):
-        raise UnsupportedError(f"walk: {type(backend).__name__} does not list what it holds (SupportsList), and this needs a listing")
+        raise UnsupportedError(f"list: {type(backend).__name__} does not list what it holds (SupportsList), and this needs a listing")
     return _pages(backend, prefix, retry or Retry(), page)
 
 
@@ -46,14 +46,14 @@ def _pages(backend: SupportsList, prefix: str, retry: Retry, limit: int) -> Iter
             return
         if found.cursor == cursor or empty >= _EMPTY_PAGES:
             raise BreachError(
-                f"walk: list {prefix!r} after {cursor!r}: the listing does not get on; that is for the backend's vendor to fix"
+                f"list {prefix!r} after {cursor!r}: the listing does not get on; that is for the backend's vendor to fix"
             )
         cursor = found.cursor
 
 
 def _page(backend: SupportsList, prefix: str, retry: Retry, cursor: str | None, limit: int) -> tuple[ListPage, int]:
     """The page after `cursor`, and how many entries the next one should have."""
-    doing = f"walk: list {prefix!r}" + (f" after {cursor!r}" if cursor else "")
+    doing = f"list {prefix!r}" + (f" after {cursor!r}" if cursor else "")
 
     def attempt(deadline: Deadline) -> ListPage:
         nonlocal limit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore_sdk.cli import demo_vllm, main
+from kvstore_sdk.cli.report import Report
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +95,28 @@ def test_a_refused_store_is_left_as_it_is_and_values_are_not_shown(query: str, t
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
-    command = [sys.executable, "-c", "import time, sys; time.sleep(0.5); from kvstore_sdk.cli import main; sys.exit(main(['backends']))"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(); from kvstore_sdk.cli import main; sys.exit(main(['backends']))"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
+        # It begins when there is nobody any more.
+        process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 1
+
+
+def test_without_a_standard_output_the_exit_code_tells() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m kvstore_sdk backends >&-"
+    ran = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
+def test_an_interrupted_report_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), Report("verify", as_json=True):
+        raise KeyboardInterrupt
+    assert json.loads(capsys.readouterr().out) == {"command": "verify", "items": [], "error": "interrupted"}
 
 
 def test_the_demo_without_vllm_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

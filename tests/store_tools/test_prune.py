@@ -20,6 +20,7 @@ from kvstore_sdk.testing import BackendWrapper
 from kvstore_sdk.tools.facts import Kind
 from kvstore_sdk.tools.prune import Ages, Prune, Rule
 from kvstore_sdk.tools.retry import Retry
+from kvstore_sdk.tools.walk import walk
 from kvstore_sdk.tools.writing import Writer
 from kvstore_sdk_backends.memory import open_memory
 
@@ -127,6 +128,40 @@ def test_the_manifest_of_an_empty_namespace_goes_when_it_is_old_enough(make_fold
     place.tree.set_time(young, time.time())
     assert kvstore("prune", place, "--older-than", "1h").code == 0
     assert place.tree.names() == [young]
+
+
+@pytest.mark.parametrize("limit", [["--to-bytes", "0"], ["--older-than", "5d"], ["--to-bytes", "30KiB"]], ids=" ".join)
+def test_what_goes_does_not_depend_on_how_many_namespaces_are_remembered(
+    make_folder: Callable[[], Place], kvstore: Kvstore, monkeypatch: pytest.MonkeyPatch, limit: list[str]
+) -> None:
+    left = []
+    for most in (1, 2, 1000):
+        monkeypatch.setattr("kvstore_sdk.tools.prune._MOST_NAMESPACES", most)
+        place = make_folder()
+        filled = fill(place.tree, [f"acme/{number}" for number in range(6)], chunks=2, payloads=(3000,))
+        aged(place, filled)
+        for name in filled.manifests:
+            place.tree.set_time(name, time.time() - 9 * DAY_S)
+        dry = json.loads(kvstore("prune", place, *limit, "--dry-run", "--json").out)
+        real = json.loads(kvstore("prune", place, *limit, "--json").out)
+        assert sorted(item["name"] for item in dry["items"]) == sorted(item["name"] for item in real["items"])
+        left.append((place.tree.names(), dry["kept_bytes"], real["kept_bytes"]))
+        assert real["kept_bytes"] == sum(len(place.tree.read(name)) for name in place.tree.names())
+    assert left[0] == left[1] == left[2]
+
+
+def test_namespaces_without_number_are_pruned_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore_sdk.tools.prune._MOST_NAMESPACES", 10)
+    backend = open_memory("")
+    names = [manifest_name(identity_of(f"acme/{number}").namespace) for number in range(40)]
+    _write(backend, names, 4096)
+    prune = Prune(backend, Rule(to_bytes=0), RETRY, dry_run=False)
+    most = 0
+    for _ in prune:
+        most = max(most, prune.namespaces)
+    assert most <= 10
+    assert list(walk(backend)) == []
+    backend.close()
 
 
 class Seen(BackendWrapper):

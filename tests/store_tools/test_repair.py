@@ -222,6 +222,31 @@ def test_a_record_that_is_gone_meanwhile_is_nobodys_fault(place: Place) -> None:
     assert _repair_while(place, name, lambda: place.tree.remove(name)) is Outcome.GONE
 
 
+def test_a_foreign_name_that_is_gone_is_not_looked_for_among_all_that_begin_like_it(make_folder: Callable[[], Place]) -> None:
+    place = make_folder()
+    for number in range(20):
+        place.tree.write(f"a{number}", b"")
+    place.tree.write("a", b"")
+    listed: list[str] = []
+
+    class Going(BackendWrapper):
+        def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Callable[[Sequence[Any]], Any]) -> Any:
+            if op == "list" and items[0] == "":
+                page = proceed(items)
+                place.tree.remove("a")
+                return page
+            listed.extend(items[:1] if op == "list" else [])
+            return proceed(items)
+
+    backend = place.open()
+    try:
+        outcomes = {item.name: item.outcome for item in Repair(Going(backend), AT_ONCE, foreign=True)}
+    finally:
+        backend.close()
+    assert outcomes == {"a": Outcome.GONE} | {f"a{number}": Outcome.REMOVED for number in range(20)}
+    assert "a" not in listed
+
+
 def test_a_record_that_is_bad_in_another_way_each_time_is_kept(place: Place) -> None:
     """Memory that flips bits, or a line that does, shows like this."""
     filled = fill(place.tree)
