@@ -76,7 +76,11 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether the store can be read, as far as anybody tried: its breakers are closed, and what was asked last was answered."""
+        """Whether the store can be read, as far as anybody tried: its breakers are closed, and what was asked last was answered.
+
+        Questions are no loads: once the breaker of `get` was closed on trust, a store that answers and cannot be read is healthy until the
+        next load.
+        """
         return not (self._breakers.exists.is_open or self._breakers.get.is_open) and self._answers(self._probe)
 
     def start(self) -> None:

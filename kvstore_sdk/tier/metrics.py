@@ -54,8 +54,9 @@ COUNTERS: Mapping[str, MetricSpec] = {
 
 GAUGES: Mapping[str, MetricSpec] = {
     "healthy": MetricSpec(
-        "1 while the store can be read, as far as look-ups, loads and, where there are none, probes have tried; whether it can be written "
-        "says breaker_open."
+        "1 while the store can be read, as far as look-ups, loads and, where there are none, probes have tried. Probes look a name up and "
+        "load nothing: of a store that answers them and fails loads it is 1 while nobody loads. Whether it can be written says "
+        "breaker_open."
     ),
     "load_mb_per_s": MetricSpec(
         "Rate of the last loads, in 10^6 bytes per second that a load was under way, until the engine took its answer; 0 before the first."

@@ -77,10 +77,14 @@ def test_a_run_that_is_interrupted_ends_and_fails(tmp_path: Path, sent: signal.S
     slow = GOOD + "import time\nput = MemoryBackend.put\nMemoryBackend.put = lambda *given: (time.sleep(0.5), put(*given))[1]\n"
     (tmp_path / "acme_store.py").write_text(slow)
     process = conformance(tmp_path, slow)
-    time.sleep(3.0)
+    started = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    end_s = time.monotonic() + 60.0
+    while not (children := started.read_text().split()):
+        assert time.monotonic() < end_s, "the run did not start"
+        time.sleep(0.05)
+    # Into the run, or what comes before: both are to end.
+    time.sleep(2.0)
     # As a terminal does, to the whole group; a supervisor sends SIGTERM to one.
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
     os.kill(process.pid, sent)
     if sent is signal.SIGINT:
         for child in children:

@@ -70,16 +70,18 @@ def test_each_call_is_a_line_with_its_milliseconds(capsys: pytest.CaptureFixture
         ("exists fails", {"exists"}, "the store is down"),
         ("exists lies", {"exists"}, "answered True for a name that nobody has stored"),
         ("exists answers nonsense", {"exists"}, "exists: the backend raised TypeError"),
-        ("exists hangs", {"exists"}, "exists: the backend did not return within 1.5 s"),
+        ("exists hangs", {"exists"}, "exists: the backend did not return within 3 s"),
         ("get raises", {"get", "get what was put"}, "RuntimeError (a bug)"),
-        ("get hangs", {"get", "get what was put"}, "did not return within 1.5 s"),
+        ("get hangs", {"get", "get what was put"}, "did not return within 3 s"),
         ("put is forbidden", {"put"}, "not for you"),
         ("wrong bytes", {"get what was put"}, "the bytes are not those that were stored"),
         ("delete fails", {"delete"}, "the store is down"),
     ],
 )
 def test_what_does_not_work_is_named_and_nothing_else(how: str, failed: set[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*target(how), "--write", "--json", "--timeout", "1.5"]) == 1
+    # What hangs takes all of it, and nothing else comes near it.
+    timeout_s = "3" if "hangs" in how else "60"
+    assert main([*target(how), "--write", "--json", "--timeout", timeout_s]) == 1
     out = capsys.readouterr().out
     found = calls(out)
     assert {call for call, problem in found.items() if problem} == failed
@@ -104,10 +106,10 @@ def test_what_could_not_be_removed_is_not_written(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("open_down", "nobody answers"), ("open_hanging", "open: the backend did not return within 1.5 s")]
+    ("name", "said"), [("open_down", "nobody answers"), ("open_hanging", "open: the backend did not return within 3 s")]
 )
 def test_a_store_that_cannot_be_opened_is_not_healthy(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", f"health_backends:{name}", "--location", LOCATION, "--json", "--timeout", "1.5"]) == 1
+    assert main(["health", f"health_backends:{name}", "--location", LOCATION, "--json", "--timeout", "3"]) == 1
     found = calls(capsys.readouterr().out)
     assert list(found) == ["open"]
     assert said in found["open"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_bench import Engine, Shop, key, keys
+from tier_bench import PATIENT, Engine, Shop, key, keys
 
 from kvstore_sdk.testing import Fault, FaultyBackend, Raise, WrongBytes
 from kvstore_sdk.tier.admission import Admission
@@ -19,6 +20,11 @@ NewEngine = Callable[..., Engine]
 @pytest.fixture(params=["staged", "direct", "polled"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def new_engine(new_engine: NewEngine) -> NewEngine:
+    return partial(new_engine, **PATIENT)
 
 
 def written(backend: FaultyBackend, shop: Shop, some: list[bytes]) -> int:

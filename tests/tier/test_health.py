@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tier_bench import LIMIT_S, Engine, key, keys
+from tier_bench import LIMIT_S, PATIENT, Engine, key, keys
 
 from kvstore_sdk.backend import Capabilities
 from kvstore_sdk.testing import BackendWrapper, Event, Fault, FaultyBackend, Hang, Raise
@@ -179,7 +179,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-PROBING = {"health_probe_s": 0.05, "breaker_probe_s": 0.05, "breaker_failures": 2, "retries": 0}
+PROBING = PATIENT | {"health_probe_s": 0.05, "breaker_probe_s": 0.05, "breaker_failures": 2, "retries": 0}
 
 
 class ReadOnly(BackendWrapper):
@@ -197,8 +197,7 @@ def test_an_idle_tier_finds_out_that_its_store_died_and_that_it_came_back(kind: 
     new_engine(records).store(keys(20))
     backend = FaultyBackend(ReadOnly(records) if kind == "read-only" else records)
     engine = new_engine(backend, may_store=kind != "not writing", **PROBING)
-    assert healthy(engine)
-    wait_idle(lambda: bool(asked(backend)))
+    wait_idle(lambda: bool(asked(backend)) and healthy(engine))
     backend.arm(Fault("*", Raise()))
     wait_idle(lambda: not healthy(engine) and engine.tier._exists.is_open)
     backend.heal()
@@ -237,7 +236,7 @@ def test_questions_of_the_tier_itself_are_counted_as_nobodys(new_engine: NewEngi
 def test_a_store_that_hangs_is_asked_once_and_keeps_one_thread(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""), [Fault("exists", Hang())])
     # A backend that is polled has no thread of ours, and answers by itself when a call of its hangs.
-    engine = new_engine(backend, polled=False, lookup_timeout_s=0.05, **(PROBING | {"breaker_failures": 100}))
+    engine = new_engine(backend, polled=False, **(PROBING | {"lookup_timeout_s": 0.05, "breaker_failures": 100}))
     wait_idle(lambda: not healthy(engine))
     engine.steps(0.5)
     assert backend.hanging == 1
@@ -252,8 +251,7 @@ def test_a_reset_loses_no_question_and_a_closed_tier_asks_none(new_engine: NewEn
     for _ in range(3):
         engine.tier.reset()
         seen = len(backend.log)
-        wait_idle(lambda seen=seen: len(backend.log) > seen)
-        assert healthy(engine)
+        wait_idle(lambda seen=seen: len(backend.log) > seen and healthy(engine))
     engine.tier.close()
     assert not any(thread.is_alive() for thread in engine.tier._health.threads)
 
