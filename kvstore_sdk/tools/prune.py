@@ -140,7 +140,7 @@ class Prune:
                 batch.append(_pruned(entry, what))
             else:
                 self.unknown_age += math.isnan(_time(entry))
-                self._keep(what.namespace, entry.size_bytes)
+                self._keep(what, entry.size_bytes)
             if batch and (len(batch) == self._most or self.listed - first_at >= _PAGE):
                 yield from self._remove(batch)
                 batch = []
@@ -202,9 +202,10 @@ class Prune:
         """Whether there is a record by now: an engine stores one first, and then its manifest."""
         return not self._dry_run and any(named(entry.name).kind is Kind.RECORD for entry in self._walk(f"v1/{namespace}/"))
 
-    def _keep(self, namespace: str, size_bytes: int) -> None:
-        self._seen_of[namespace].lives = True
-        self.kept_records += 1
+    def _keep(self, what: Named | Pruned, size_bytes: int) -> None:
+        if what.kind is Kind.RECORD:
+            self._seen_of[what.namespace].lives = True
+            self.kept_records += 1
         self.kept_bytes += size_bytes
 
     def _remove(self, batch: list[Pruned]) -> Iterator[Pruned]:
@@ -215,7 +216,7 @@ class Prune:
             return
         for item, answer in zip(batch, remove(self._deletes, [item.name for item in batch], self._retry), strict=True):
             if isinstance(answer, BackendError):
-                self._keep(item.namespace, item.size_bytes)
+                self._keep(item, item.size_bytes)
                 yield dataclasses.replace(item, error=answer)
             elif answer is DeleteStatus.ABSENT:
                 self.gone += 1

@@ -45,9 +45,7 @@ def _pages(backend: SupportsList, prefix: str, retry: Retry, limit: int) -> Iter
         if found.cursor is None:
             return
         if found.cursor == cursor or empty >= _EMPTY_PAGES:
-            raise BreachError(
-                f"list {prefix!r} after {cursor!r}: the listing does not get on; that is for the backend's vendor to fix"
-            )
+            raise BreachError(f"list {prefix!r} after {cursor!r}: the listing does not get on; that is for the backend's vendor to fix")
         cursor = found.cursor
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import Place, Ran
 
-from kvstore_sdk.backend import Deadline, ListPage, Mode
+from kvstore_sdk.backend import Deadline, Failure, InvalidError, ListPage, Mode
 from kvstore_sdk.keys import manifest_name
 from kvstore_sdk.testing import BackendWrapper
 from kvstore_sdk.tools.facts import Kind
@@ -330,6 +330,19 @@ def test_a_bounded_folder_stays_within_its_bound_while_others_prune_it_unasked(m
         assert names[-1] in place.tree.names()
     finally:
         engine.close()
+
+
+def test_a_manifest_that_cannot_be_removed_is_no_record_that_was_kept() -> None:
+    class Pinned(BackendWrapper):
+        def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Callable[[Sequence[Any]], Any]) -> Any:
+            return [Failure(InvalidError("delete: is immutable")) for _ in items] if op == "delete" else proceed(items)
+
+    backend = open_memory("")
+    _write(backend, [manifest_name(identity_of("acme/one").namespace)], 4096)
+    prune = Prune(Pinned(backend), Rule(to_bytes=0), RETRY, dry_run=False)
+    assert [str(item.error) for item in prune] == ["delete: is immutable"]
+    assert (prune.kept_records, prune.kept_bytes) == (0, 4096)
+    backend.close()
 
 
 def test_names_are_told_by_kind() -> None:
