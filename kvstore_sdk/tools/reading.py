@@ -11,21 +11,17 @@ from kvstore_sdk.backend import (
     Get,
     GetResult,
     GetStatus,
-    Region,
-    SupportsRegions,
-    SupportsSettle,
-    Ticket,
     TimedOutError,
 )
-from kvstore_sdk.errors import BackendError, BreachError, ClosedError, InvalidError, UnavailableError
+from kvstore_sdk.errors import BreachError, ClosedError, InvalidError, UnavailableError
 from kvstore_sdk.tools.facts import MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from kvstore_sdk.tools.memory import ToolMemory
 from kvstore_sdk.tools.retry import Retry
 
 __all__ = ["PAGE_BYTES", "Reader", "Sized", "read_manifest"]
 
 PAGE_BYTES = 4096
 """Records, and manifests, are whole pages; what is not is none, and no backend must be able to read it."""
-_SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +37,7 @@ class Reader:
     def __init__(self, backend: Backend, retry: Retry) -> None:
         self._backend = backend
         self._retry = retry
-        self._region: Region | None = None
-        self._doubtful: list[tuple[Region, Ticket]] = []
+        self._memory = ToolMemory(backend)
 
     def read(self, name: str, size_bytes: int) -> memoryview | Sized | None:
         """The record, in memory that is overwritten by the next read; None: there is none.
@@ -63,36 +58,25 @@ class Reader:
 
     def close(self) -> None:
         """Give the memory back. What a store may still write into is kept until the process ends."""
-        deadline = Deadline.after(_SETTLE_S)
-        for region, ticket in self._doubtful:
-            if self._settled(ticket, deadline):
-                self._release(region)
-        self._doubtful = []
-        if self._region is not None:
-            self._release(self._region)
-            self._region = None
+        self._memory.close()
 
     def _read(self, name: str, size_bytes: int, deadline: Deadline) -> memoryview | Sized | None:
-        region = self._fit(size_bytes)
-        results = self._backend.get([Get(name, (region.buffer(0, size_bytes),))], deadline)
+        buffer = self._memory.fit(size_bytes)
+        results = self._backend.get([Get(name, (buffer,))], deadline)
         if not isinstance(results, Sequence) or len(results) != 1 or not isinstance(results[0], GetResult):
             raise BreachError(f"get {name}: the backend answered what is no list of one GetResult; that is for its vendor to fix")
         result = results[0]
         match result.status:
             case GetStatus.FOUND:
-                return region.view[:size_bytes]
+                return buffer.view
             case GetStatus.MISSING:
                 return None
             case GetStatus.WRONG_SIZE:
                 return Sized(result.size_bytes)
             case GetStatus.IN_DOUBT:
-                ticket = result.ticket
-                if ticket is None:
+                if result.ticket is None:
                     raise BreachError(f"get {name}: the backend answered IN_DOUBT without a ticket; its vendor can fix that")
-                if not self._settled(ticket, deadline):
-                    # The store may write into it at any time: out of use.
-                    self._doubtful.append((region, ticket))
-                    self._region = None
+                self._memory.doubt(result.ticket)
                 raise TimedOutError(f"get {name}: no answer within {self._retry.timeout_s:g} s")
             case GetStatus.TIMED_OUT:
                 raise TimedOutError(f"get {name}: no answer within {self._retry.timeout_s:g} s")
@@ -100,30 +84,6 @@ class Reader:
                 raise result.error or ClosedError(f"get {name}: the backend was closed")
             case GetStatus.FAILED:
                 raise result.error or UnavailableError(f"get {name}: failed, and the backend does not say why")
-
-    def _fit(self, size_bytes: int) -> Region:
-        if self._region is None or self._region.size_bytes < size_bytes:
-            if self._region is not None:
-                self._release(self._region)
-                self._region = None
-            region = Region(size_bytes, "kvstore-tool")
-            if isinstance(self._backend, SupportsRegions):
-                self._backend.register_region(region)
-            self._region = region
-        return self._region
-
-    def _settled(self, ticket: Ticket, deadline: Deadline) -> bool:
-        if not isinstance(self._backend, SupportsSettle):
-            return False
-        try:
-            return self._backend.settle([ticket], deadline) == [True]
-        except BackendError:
-            return False
-
-    def _release(self, region: Region) -> None:
-        if isinstance(self._backend, SupportsRegions):
-            self._backend.unregister_region(region)
-        region.close()
 
 
 def read_manifest(reader: Reader, name: str, namespace: str, size_bytes: int) -> Manifest | str | None:

@@ -45,8 +45,9 @@ class Writer:
             case PutStatus.EXISTS:
                 return False
             case PutStatus.IN_DOUBT:
-                if result.ticket is not None:
-                    self._memory.doubt(result.ticket, deadline)
+                if result.ticket is None:
+                    raise BreachError(f"put {name}: the backend answered IN_DOUBT without a ticket; its vendor can fix that")
+                self._memory.doubt(result.ticket)
                 raise TimedOutError(f"put {name}: no answer within {self._retry.timeout_s:g} s")
             case PutStatus.TIMED_OUT:
                 raise TimedOutError(f"put {name}: no answer within {self._retry.timeout_s:g} s")

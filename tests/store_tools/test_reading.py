@@ -10,7 +10,17 @@ import pytest
 from damage import chunk_key, identity_of, record_of
 from places import Place
 
-from kvstore_sdk.backend import BackendError, BreachError, Deadline, GetResult, GetStatus, InvalidError, Region, TimedOutError
+from kvstore_sdk.backend import (
+    BackendError,
+    BreachError,
+    Deadline,
+    GetResult,
+    GetStatus,
+    InvalidError,
+    Region,
+    TimedOutError,
+    UnavailableError,
+)
 from kvstore_sdk.keys import manifest_name
 from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, InDoubt, Return, Say
 from kvstore_sdk.tools import retry as retry_module
@@ -137,6 +147,25 @@ def test_a_doubt_that_ends_in_time_costs_no_memory(folder: Place) -> None:
     with reading(backend, Retry(timeout_s=30.0, tries=2)) as reader:
         assert reader.read(SMALL.name, len(RECORDS[SMALL.name])) == RECORDS[SMALL.name]
         assert len(backend.registered) == 1
+
+
+def test_memory_in_doubt_stays_mapped_and_there_is_never_much_of_it(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose calls all are in doubt, for good, does not work: that is said, and no more memory is given to it."""
+    monkeypatch.setattr("kvstore_sdk.tools.memory._SETTLE_NOW_S", 0.01)
+    monkeypatch.setattr("kvstore_sdk.tools.memory._SETTLE_S", 0.1)
+    backend = Watched(FaultyBackend(folder.open(), [Fault("get", InDoubt(None))]))
+    reader = Reader(backend, Retry(timeout_s=0.2, tries=1))
+    said: set[str] = set()
+    for _ in range(30):
+        with pytest.raises(UnavailableError) as raised:
+            reader.read(SMALL.name, len(RECORDS[SMALL.name]))
+        said.add(str(raised.value))
+    assert any("calls are in doubt" in text for text in said)
+    assert 1 < len(backend.registered) < 10
+    reader.close()
+    assert backend.gone == []
+    assert all(region.view[:1] for region in backend.registered), "the store may write into it until the process ends"
+    backend.close()
 
 
 def test_a_manifest_is_read_and_one_that_was_written_again_meanwhile_too(folder: Place) -> None:
