@@ -19,7 +19,8 @@ from vllm_models import ModelShop, TinyModel, prompts
 
 REQUESTS, AT_ONCE, TOKENS = 500, 8, 2
 PROMPTS, PROMPT_TOKENS = 48, 70
-LIMIT_S = 90.0
+LIMIT_S = 300.0
+"""For a busy machine: it takes some seconds."""
 # Less host memory than there are chunks: what is asked for again comes from the tier.
 WAYS: dict[str, dict[str, Any]] = {
     "tiering": {"cpu_bytes_to_use": 1 << 20, "blocks_per_chunk": 1},
@@ -91,6 +92,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(("way", "misdeed"), cases())
 def test_500_requests_are_answered_right_whatever_the_backend_does_to_its_process(
     way: str, misdeed: Misdeed, known: Known, tmp_path: Path, start: Callable[..., Engine]

@@ -11,7 +11,7 @@ import ssl
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kvstore_sdk.backend import Backend, Bounds, ConfigError
+from kvstore_sdk.backend import Backend, Bounds, ConfigError, UnavailableError
 from kvstore_sdk.isolation import in_child, open_isolated
 from kvstore_sdk_backends.s3.backend import MAX_NAME_BYTES, S3Backend
 from kvstore_sdk_backends.s3.current import CREDENTIALS_S
@@ -168,6 +168,11 @@ def _open_isolated(bucket: str, prefix: str, settings: S3Settings) -> Backend:
             if cause.field != "engine":
                 raise
             refused = cause
+        except UnavailableError as cause:
+            # The store, or NIXL, which may crash or hang where it begins. If it is the store, s3fs will say the same.
+            if settings.engine == "nixl":
+                raise
+            refused = ConfigError(WHERE, "engine", f"nixl did not come up: {cause}")
         else:
             logger.info("%s: engine nixl, in child process %d", shown, backend.pid)
             return backend

@@ -17,7 +17,7 @@ from fault_proxy import FaultProxy
 from nixl_store import RECORD, SIZE, get, put, until
 from s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY
 
-from kvstore_sdk.backend import ConfigError, GetStatus, PutStatus, Region
+from kvstore_sdk.backend import ConfigError, GetStatus, PutStatus, Region, UnavailableError
 from kvstore_sdk.isolation import IsolatedBackend, open_isolated
 from kvstore_sdk_backends.s3 import S3Backend, open_s3
 
@@ -109,6 +109,21 @@ def test_where_the_child_cannot_use_it_auto_takes_s3fs_in_this_process(
     with pytest.raises(ConfigError, match="engine: nixl cannot be imported"):
         opened("nixl")
     assert children_of(os.getpid()) <= before
+
+
+def test_nixl_that_crashes_where_it_begins_is_done_without(
+    opened: Callable[..., Any], region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "nixl").mkdir()
+    (tmp_path / "nixl" / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    caplog.set_level(logging.INFO)
+    backend = opened("auto")
+    assert isinstance(backend, S3Backend)
+    assert put(backend, region).status is PutStatus.STORED
+    assert "engine s3fs, since nixl cannot be used: nixl did not come up" in caplog.text
+    with pytest.raises(UnavailableError, match="SIGSEGV"):
+        opened("nixl")
 
 
 def test_what_is_refused_in_the_child_is_said_as_if_there_were_none(proxy: FaultProxy) -> None:
