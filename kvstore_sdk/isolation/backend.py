@@ -36,11 +36,14 @@ from kvstore_sdk.isolation.exchange import Exchange
 from kvstore_sdk.isolation.hello import Spec
 from kvstore_sdk.isolation.keeper import Keeper
 from kvstore_sdk.isolation.limits import IsolationLimits
+from kvstore_sdk.isolation.regions import Descriptor
 
 __all__ = ["IsolatedBackend", "open_isolated"]
 
 _REGION_S = 30.0
 """A backend may pin a region's pages, which takes a second for some ten GiB."""
+_UNREGISTER_S = 2.0
+"""Less: the child's mapping is its own, memory is free without its word, and whoever closes a tier waits for it."""
 _MAX_PAGE = 20_000
 """Entries of one page of a listing: some MiB on the wire, whatever the caller asks for."""
 _POLLED_OPS = frozenset({"exists", "put", "get", "delete", "settle"})
@@ -91,6 +94,8 @@ class IsolatedBackend:
         self._pid = os.getpid()
         self._forked_numbers = itertools.count(1)
         self._forked_answers: deque[tuple[int, object]] = deque()
+        self._announcing = threading.Lock()
+        _watch_forks(self)
         offer = self._keeper.start()
         self.capabilities: Capabilities = dataclasses.replace(offer.capabilities, in_doubt=True, fork=Fork.REFUSES)
         # Attributes of the instance, not methods: what the class had, every instance would seem to support.
@@ -100,7 +105,6 @@ class IsolatedBackend:
             self.list = self._list
         if "SupportsUsage" in offer.surfaces:
             self.usage = self._usage
-        _watch_forks(self)
 
     def __repr__(self) -> str:
         return f"IsolatedBackend({self._label!r}, state={self.state!r}, pid={self.pid})"
@@ -160,18 +164,20 @@ class IsolatedBackend:
         """
         self._refuse_fork("register_region")
         exchange = self._exchange
-        with exchange.lock:
-            if region.id in exchange.regions:
-                return
-            known = exchange.regions.add(region)
-        if known is None:
-            return
-        try:
-            self._tell("register", [known.id, known.size_bytes], known.fd)
-        except BaseException:
+        # Before all other locks. Who announces a region that another thread is announcing may use it afterwards.
+        with self._announcing:
             with exchange.lock:
-                exchange.regions.drop(region.id)
-            raise
+                if region.id in exchange.regions:
+                    return
+                known = exchange.regions.add(region)
+            if known is None:
+                return
+            try:
+                self._tell("register", known.announcement(), _REGION_S, known.descriptor)
+            except BaseException:
+                with exchange.lock:
+                    exchange.regions.drop(region.id)
+                raise
 
     def unregister_region(self, region: Region) -> None:
         """Have the child unmap a region. Idempotent."""
@@ -179,7 +185,7 @@ class IsolatedBackend:
         with self._exchange.lock:
             known = self._exchange.regions.drop(region.id)
         if known:
-            self._tell("unregister", region.id, None)
+            self._tell("unregister", region.id, _UNREGISTER_S)
 
     def begin(self, op: str, items: Sequence[Any], deadline: Deadline) -> int:
         """As `PolledBackend.begin`."""
@@ -234,8 +240,8 @@ class IsolatedBackend:
             return answer
         return self._exchange.wait(self._exchange.submit(op, items, payload, deadline, threading.Event()))
 
-    def _tell(self, op: str, payload: Any, fd: int | None) -> None:
-        call = self._exchange.submit(op, (None,), lambda: payload, Deadline.after(_REGION_S), threading.Event(), fd)
+    def _tell(self, op: str, payload: Any, timeout_s: float, descriptor: Descriptor | None = None) -> None:
+        call = self._exchange.submit(op, (None,), lambda: payload, Deadline.after(timeout_s), threading.Event(), descriptor)
         try:
             self._exchange.wait(call)
         except (UnavailableError, ClosedError):

@@ -38,20 +38,25 @@ _OOM_SCORE = 500
 """When memory runs out, the kernel takes the child before the engine."""
 
 
-def main(fd: int) -> None:
+def main(fd: int, parent_pid: int) -> None:
     """Serve the parent at the other end of `fd` until it is gone. Never returns."""
     try:
-        _confine()
+        _confine(parent_pid)
         _serve(Line(socket.socket(fileno=fd)))
+    except BaseException as error:  # noqa: BLE001  # the end of this process; its parent shall know why
+        logging.getLogger("kvstore_sdk.isolation").error("the child ends: %s: %s", type(error).__name__, error)
     finally:
         # Threads of vendor code may hang, and nobody waits for what they would still do.
         os._exit(1)
 
 
-def _confine() -> None:
+def _confine(parent_pid: int) -> None:
     """Bound this process before any code of a vendor runs in it."""
-    # The parent's thread that started us lives as long as we are to. Before this the end of the line tells of its death.
+    # The parent's thread that started us lives as long as we are to.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before that, and what it wants opened already waits in the line.
+    if os.getppid() != parent_pid:
+        os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)

@@ -11,7 +11,7 @@ from kvstore_sdk.backend import BackendError, Deadline, KVStoreError, Unavailabl
 from kvstore_sdk.isolation.calls import Call, Calls, failed
 from kvstore_sdk.isolation.link import Link
 from kvstore_sdk.isolation.logs import ChildLog
-from kvstore_sdk.isolation.regions import KnownRegion, KnownRegions
+from kvstore_sdk.isolation.regions import Descriptor, KnownRegion, KnownRegions
 from kvstore_sdk.isolation.wire import WireError, encode
 
 __all__ = ["Exchange"]
@@ -21,6 +21,9 @@ _LONGEST_CALL_S = 86_400.0
 
 class Exchange:
     """Sends calls, and has whoever waits for one receive for all: the first that waits reads, and hands that on when it has its own answer.
+
+    Locks are taken in this order, and some may be left out: `Link.reader`, `lock`, the link's own for sending, the keeper's for waking.
+    Who holds `reader` may wait for the child's messages until its own deadline, or until the line is shut; nothing else is waited for.
 
     Attributes:
         label: Of the backend, in errors.
@@ -83,7 +86,7 @@ class Exchange:
         payload: Callable[[], Any],
         deadline: Deadline,
         wake: threading.Event | None,
-        fd: int | None = None,
+        descriptor: Descriptor | None = None,
     ) -> Call:
         """Begin a call. Never waits, never raises: what is wrong is its answer.
 
@@ -93,7 +96,7 @@ class Exchange:
             payload: Makes of the items what is sent, or raises a `BackendError`.
             deadline: Of the call.
             wake: Set when it has ended; None for a polled call.
-            fd: A descriptor that goes with it.
+            descriptor: What goes with it.
         """
         deadline_s = min(deadline.at_s, time.monotonic() + _LONGEST_CALL_S)
         call = self.calls.new(op, len(items), deadline_s, wake)
@@ -114,10 +117,11 @@ class Exchange:
             return call
         with self.lock:
             link = self._link
-            if link is None or self._refused(call):
+            if self._refused(call) or link is None:
                 return call
             self.calls.asked_of(call, self._generation)
-        self._send(link, call, frame, fd)
+            link.expect(None if op == "list" else len(items))
+        self._send(link, call, frame, descriptor)
         return call
 
     def refused(self, op: str, error: KVStoreError) -> int:
@@ -134,7 +138,7 @@ class Exchange:
         while not call.ended:
             link = self._link
             until_s = call.expires_s if call.op != "settle" or call.asking else call.deadline_s
-            if link is not None and not link.ended and link.reader.acquire(blocking=False):
+            if link is not None and link.readable and link.reader.acquire(blocking=False):
                 self._receive(link, call, until_s)
             else:
                 wake.wait(max(0.0, until_s - time.monotonic()))
@@ -171,7 +175,7 @@ class Exchange:
                     self._polled_wake.clear()
                 link = self._link
                 wake_s = min(until_s, first_s)
-                if link is not None and not link.ended and link.reader.acquire(blocking=False):
+                if link is not None and link.readable and link.reader.acquire(blocking=False):
                     self._receive(link, None, wake_s)
                 else:
                     self._polled_wake.wait(max(0.0, wake_s - time.monotonic()))
@@ -181,7 +185,7 @@ class Exchange:
     def tend(self) -> None:
         """Take in what has come, and give up what is late. Never waits."""
         link = self._link
-        if link is not None and not link.ended and link.reader.acquire(blocking=False):
+        if link is not None and link.readable and link.reader.acquire(blocking=False):
             self._receive(link, None, None)
         elif link is not None:
             # Who receives may have been waiting since before there was more to send than the line took.
@@ -198,7 +202,7 @@ class Exchange:
             messages = link.receive(until_s)
             if messages:
                 self._take_in(link, messages)
-            if link.ended or link.broken is not None:
+            if not link.readable:
                 self._alarm()
         finally:
             link.reader.release()
@@ -237,6 +241,7 @@ class Exchange:
             self.calls.asked_of(question, question.generation)
             if link is not None:
                 # Small, and never waits.
+                link.expect(len(tickets))
                 link.send(encode([question.number, "settle", question.deadline_s, tickets]))
         if self.calls.unreadable:
             self._alarm()
@@ -244,15 +249,16 @@ class Exchange:
             self._polled_wake.set()
 
     def _refused(self, call: Call) -> bool:
-        """End a call that no child is to be asked. With the lock held."""
-        if self._refusal is None:
+        """End a call that no child is to be asked, also because there is none. With the lock held."""
+        refusal = self._not_up if self._refusal is None and self._link is None else self._refusal
+        if refusal is None:
             return False
         call.lost = True
-        self._end(call, failed(call.op, call.count, self._refusal(), sent=False))
+        self._end(call, failed(call.op, call.count, refusal(), sent=False))
         return True
 
-    def _send(self, link: Link, call: Call, frame: bytes, fd: int | None) -> None:
-        if link.send(frame, fd):
+    def _send(self, link: Link, call: Call, frame: bytes, descriptor: Descriptor | None) -> None:
+        if link.send(frame, descriptor):
             if link.ended:
                 self._alarm()
             return

@@ -37,9 +37,18 @@ class Jobs:
             (self._puts if job[1] == "put" else self._urgent).append(job)
             waiting = len(self._urgent) + len(self._puts)
             if self._running + waiting > self._workers and self._workers < self._most_workers:
-                self._workers += 1
-                threading.Thread(target=self._work, name=f"kvstore-call-{self._workers}", daemon=True).start()
+                self._start_worker()
             self._there.notify()
+
+    def _start_worker(self) -> None:
+        """With the lock held. Where there are no more threads, those that there are serve all."""
+        try:
+            threading.Thread(target=self._work, name=f"kvstore-call-{self._workers + 1}", daemon=True).start()
+        except RuntimeError:
+            if not self._workers:
+                raise
+            return
+        self._workers += 1
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until no job waits or is carried out, for so long at most."""

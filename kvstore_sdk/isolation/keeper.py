@@ -69,7 +69,10 @@ class Keeper:
         self._started = threading.Event()
         self._start_error: KVStoreError | None = None
         self._wake_lock = threading.Lock()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as cause:
+            raise UnavailableError(f"{label}: open: no descriptor for its keeper ({cause.strerror})") from cause
         self._thread = threading.Thread(target=self._run, name=f"{label} keeper", daemon=True)
 
     def start(self) -> Offer:
@@ -78,7 +81,11 @@ class Keeper:
         Raises:
             KVStoreError: as the child's `open_backend` raised it, or no child came up.
         """
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as cause:
+            self._close_wake()
+            raise UnavailableError(f"{self._label}: open: no thread for its keeper ({cause})") from cause
         try:
             self._started.wait()
         except BaseException:
@@ -97,6 +104,11 @@ class Keeper:
         with self._wake_lock:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+
+    def _close_wake(self) -> None:
+        with self._wake_lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def fence(self) -> None:
         """Kill the child now."""
@@ -118,6 +130,10 @@ class Keeper:
             link.forget()
         if (process := self._process) is not None:
             process.forget()
+        self.exchange.regions.forget()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     # The thread.
 
@@ -133,16 +149,19 @@ class Keeper:
             logger.exception("%s: its keeper failed; it is closed", self._label)
             self._start_error = self._start_error or UnavailableError(f"{self._label}: its keeper failed")
         finally:
-            self._end_child()
-            self.state, self.pid = "closed", None
-            if self._process is None:
-                self.exchange.down(self._closed(), self._closed)
-            with self.exchange.lock:
-                self.exchange.regions.close()
-            with self._wake_lock:
-                os.close(self._wake_fd)
-                self._wake_fd = -1
-            self._started.set()
+            try:
+                self._end_child()
+            finally:
+                self.state, self.pid = "closed", None
+                if self._process is None:
+                    self.exchange.down(self._closed(), self._closed)
+                else:
+                    # It may still touch memory: what it was asked stays in doubt.
+                    self.exchange.refuse(self._closed)
+                with self.exchange.lock:
+                    self.exchange.regions.close()
+                self._close_wake()
+                self._started.set()
 
     def _live(self) -> str:
         """One child, from its start to its end. Returns how it ended, as what completes "its child was"."""
@@ -204,7 +223,7 @@ class Keeper:
             self._link.send(encode([-region_id, "unregister", until_s, region_id]))
         for region in (wanted[region_id] for region_id in wanted.keys() - told.keys()):
             numbers.append(-region.id)
-            self._link.send(encode([-region.id, "register", until_s, [region.id, region.size_bytes]]), region.fd)
+            self._link.send(encode([-region.id, "register", until_s, region.announcement()]), region.descriptor)
         self._expect(numbers, until_s)
 
     def _expect(self, numbers: Iterable[int], until_s: float) -> list[Any]:
@@ -221,7 +240,7 @@ class Keeper:
             for message in messages:
                 if isinstance(message, list) and self.exchange.log.tell(message):
                     continue
-                if not isinstance(message, list) or len(message) != 3 or message[0] not in missing:
+                if not _is_answer(message) or message[0] not in missing:
                     raise BreachError(f"{self._label}: open: the child sent what is no answer")
                 if message[1] is not True:
                     raise error_of(message[2])
@@ -231,8 +250,11 @@ class Keeper:
                 break
             if self._closing:
                 raise self._closed()
-            if process.gone:
+            # Who dies hangs up first.
+            if process.wait(_END_S if link.ended else 0.0):
                 raise UnavailableError(f"{self._label}: open: the child was {self._end_child()} before the store was open")
+            if link.ended:
+                raise UnavailableError(f"{self._label}: open: the child closed its end of the line before the store was open")
             if link.broken is not None:
                 raise BreachError(f"{self._label}: open: the child broke the protocol: {link.broken}")
             if time.monotonic() >= until_s:
@@ -246,20 +268,22 @@ class Keeper:
         assert link is not None
         killed_for: str | None = None
         kill_at_s: float | None = None
+        draining = stood_still = False
         looked_s = time.monotonic()
         asked_to_close = False
         while not process.gone:
             now = time.monotonic()
-            # Who was not looked at for long, because this process stood still, is not judged by it.
-            stood_still, looked_s = now - looked_s > 4 * _TICK_S, now
+            # Who was not looked at for long, because this process stood still, is not judged by it; but the next time in any case.
+            stood_still, looked_s = not stood_still and now - looked_s > 4 * _TICK_S, now
             if self._closing and not asked_to_close:
                 asked_to_close, killed_for = True, killed_for or "closed"
                 link.send(encode([0, "close", now + _CLOSE_S, None]))
                 kill_at_s = min(kill_at_s or now + _CLOSE_S, now + _CLOSE_S)
-            if killed_for is None:
-                killed_for, drain = (None, False) if stood_still else self._verdict(process, link, now)
-                if killed_for is not None:
-                    kill_at_s = now + _DRAIN_S if drain else now
+            if (killed_for is None or draining) and not stood_still:
+                verdict, may_drain = self._verdict(process, link, now)
+                if verdict is not None and not (draining and may_drain):
+                    killed_for, draining = verdict, may_drain
+                    kill_at_s = now + _DRAIN_S if may_drain else now
                     self.exchange.refuse(self._refusal(f"its child is ended ({killed_for})", None))
             if kill_at_s is not None and (now >= kill_at_s or (not asked_to_close and not self.exchange.busy)):
                 process.kill()
@@ -297,7 +321,7 @@ class Keeper:
             return f"more than half of its {workers} workers were in late calls", False
         used = process.private_bytes()
         if used is not None and used > self._limits.memory_bytes:
-            return f"it used {used} bytes of memory, {self._limits.memory_bytes} are allowed", True
+            return f"it used {used} bytes of memory, {self._limits.memory_bytes} are allowed", used <= 2 * self._limits.memory_bytes
         return None, False
 
     def _wait_for_turn(self, why: str) -> None:
@@ -333,7 +357,7 @@ class Keeper:
         poll.register(self._wake_fd, select.POLLIN)
         if process is not None:
             poll.register(process, select.POLLIN)
-        if link is not None and not link.ended:
+        if link is not None and link.readable:
             poll.register(link, select.POLLIN)
         poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
         with contextlib.suppress(BlockingIOError):
@@ -345,10 +369,7 @@ class Keeper:
         if process is None:
             return None
         process.kill()
-        until_s = time.monotonic() + _END_S
-        while not process.gone and time.monotonic() < until_s:
-            select.select([process], [], [], 0.05)
-        how = process.reap() if process.gone else None
+        how = process.reap() if process.wait(_END_S) else None
         if link is not None:
             link.close()
         if how is not None:
@@ -365,3 +386,8 @@ class Keeper:
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"{self._label}: is closed")
+
+
+def _is_answer(message: Any) -> bool:
+    """Whether it has the form of one. What the child wrote may be anything, also what cannot be looked up."""
+    return isinstance(message, list) and len(message) == 3 and type(message[0]) is int and isinstance(message[1], bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -13,6 +14,8 @@ from kvstore_sdk.isolation.wire import Frames, encode
 
 __all__ = ["Line"]
 
+logger = logging.getLogger("kvstore_sdk.isolation")
+
 _RECEIVE_BYTES = 256 << 10
 _MAX_FDS = 16
 
@@ -22,6 +25,8 @@ class Line:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
+        # It was inherited; what vendor code starts must not have it.
+        sock.set_inheritable(False)
         self._socket = sock
         self._frames = Frames()
         self._messages: Iterator[Any] = iter(())
@@ -37,11 +42,15 @@ class Line:
             for message in self._messages:
                 return message, self._fds
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                data, fds, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             except OSError:
                 os._exit(1)
             if not data:
                 os._exit(0)
+            if flags & socket.MSG_CTRUNC:
+                # Which of them is lost nobody can say, and the next would be mapped in its place.
+                logger.error("the child has no room for the descriptor of a region: it has too many open; it ends")
+                os._exit(1)
             self._fds.extend(fds)
             self._messages = self._frames.feed(data)
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
+from kvstore_sdk.isolation.regions import Descriptor
 from kvstore_sdk.isolation.wire import MAX_FRAME_BYTES, Frames, WireError
 
 __all__ = ["Link"]
@@ -22,13 +23,17 @@ _MAX_READS = 16
 """A child that writes without end must not keep its reader."""
 _SHORTEST_WAIT_S = 0.001
 """A time-out of zero would mean for ever."""
+_SMALLEST_LIMIT_BYTES = 128 << 10
+"""Above a log record or an offer, each character of them escaped."""
+_ITEM_BYTES = 16 << 10
+"""Likewise the longest error."""
 
 
 class Link:
     """One stream socket. Any thread may send; who holds `reader` may receive.
 
     Attributes:
-        reader: Held by the one thread that receives.
+        reader: Held by the one thread that receives. The first of all locks; `Exchange` says their order.
         ended: The child's end is closed: it is dead, or about to be.
         broken: What the child did that the protocol does not allow; then nothing more is read.
     """
@@ -36,8 +41,8 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         self._socket = sock
-        self._frames = Frames()
-        self._unsent: deque[tuple[memoryview, int | None]] = deque()
+        self._frames = Frames(_SMALLEST_LIMIT_BYTES)
+        self._unsent: deque[tuple[memoryview, Descriptor | None]] = deque()
         self._unsent_bytes = 0
         self._sending = threading.Lock()
         self.reader = threading.Lock()
@@ -51,16 +56,30 @@ class Link:
     def unsent(self) -> bool:
         return bool(self._unsent)
 
-    def send(self, frame: bytes, fd: int | None = None) -> bool:
+    @property
+    def readable(self) -> bool:
+        """Whether something may come yet."""
+        return not self.ended and self.broken is None
+
+    def expect(self, count: int | None) -> None:
+        """Let answers with so many items come; with None answers of any length that goes over. A child may write more than was asked
+        for, and who reads it is the engine's thread."""
+        size_bytes = MAX_FRAME_BYTES if count is None else _SMALLEST_LIMIT_BYTES + count * _ITEM_BYTES
+        self._frames.limit_bytes = min(MAX_FRAME_BYTES, max(self._frames.limit_bytes, size_bytes))
+
+    def send(self, frame: bytes, descriptor: Descriptor | None = None) -> bool:
         """Send a frame, with a descriptor if one belongs to it, as far as the socket takes it; the rest goes with the next one.
 
         Returns:
             Whether there was room. A child that reads nothing makes it run out.
         """
         with self._sending:
+            if self.ended:
+                # Who made the call is told of the child's end by whoever watches the process.
+                return True
             if self._unsent_bytes > _MAX_UNSENT_BYTES:
                 return False
-            self._unsent.append((memoryview(frame), fd))
+            self._unsent.append((memoryview(frame), descriptor))
             self._unsent_bytes += len(frame)
             self._flush()
         return True
@@ -75,8 +94,8 @@ class Link:
 
     def _flush(self) -> None:
         while self._unsent and not self.ended:
-            data, fd = self._unsent[0]
-            passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+            data, descriptor = self._unsent[0]
+            passed = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor.fd]))]
             try:
                 sent = self._socket.sendmsg([data], passed, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:
@@ -97,7 +116,7 @@ class Link:
         self.flush()
         try:
             for _ in range(_MAX_READS):
-                if self.ended or self.broken is not None:
+                if not self.readable:
                     break
                 data = self._read(until_s)
                 if data is None:
@@ -144,8 +163,9 @@ class Link:
     def close(self) -> None:
         """Close the socket, once nobody is in it."""
         self.shut()
-        with self._sending, self.reader:
+        with self.reader, self._sending:
             self._socket.close()
+            self._unsent.clear()
 
     def forget(self) -> None:
         """In a forked process: close this process's copy, and touch nothing else."""

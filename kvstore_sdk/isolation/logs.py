@@ -54,7 +54,7 @@ class SendsRecords(logging.Handler):
             text = self.format(record)[:_MAX_TEXT]
             if dropped:
                 text += f" ({dropped} records before it were dropped)"
-            self._send(["log", record.levelno, record.name, text])
+            self._send(["log", record.levelno, record.name[:100], text])
         except Exception:  # noqa: BLE001  # vendor code logs what cannot be formatted
             self.handleError(record)
 
@@ -78,6 +78,10 @@ class ChildLog:
             if self._budget.take() is None:
                 return True
         # One line, and nothing that a terminal would obey.
-        shown = "".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_TEXT].replace("\n", " | "))
-        logger.log(min(max(level, 0), logging.CRITICAL), "%s: child: %s: %s", self._label, name[:100], shown)
+        shown = _line(text[: 2 * _MAX_TEXT].replace("\n", " | "))
+        logger.log(min(max(level, 0), logging.CRITICAL), "%s: child: %s: %s", self._label, _line(name[:100]), shown)
         return True
+
+
+def _line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

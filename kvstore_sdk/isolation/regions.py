@@ -7,16 +7,44 @@ from dataclasses import dataclass
 
 from kvstore_sdk.backend import Region
 
-__all__ = ["KnownRegion", "KnownRegions"]
+__all__ = ["Descriptor", "KnownRegion", "KnownRegions"]
+
+
+class Descriptor:
+    """A descriptor of our own, closed with the last reference to it: whoever has yet to send it holds one, so that its number is never
+    that of another file."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        """
+        Raises:
+            OSError: there is no such descriptor, or there are no more.
+        """
+        self.fd = -1
+        self.fd = os.dup(fd)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRegion:
-    """One announced region. `fd` is a descriptor of our own: its owner may close the region whenever it likes."""
+    """One announced region. Its owner may close it whenever it likes."""
 
     id: int
-    fd: int
+    descriptor: Descriptor
     size_bytes: int
+
+    def announcement(self) -> list[int]:
+        """What a child is told of it beside the descriptor: also which file it is, so that it maps no other one."""
+        found = os.fstat(self.descriptor.fd)
+        return [self.id, self.size_bytes, found.st_dev, found.st_ino]
 
 
 class KnownRegions:
@@ -37,16 +65,13 @@ class KnownRegions:
         """
         if self._closed:
             return None
-        known = KnownRegion(region.id, os.dup(region.fd), region.size_bytes)
+        known = KnownRegion(region.id, Descriptor(region.fd), region.size_bytes)
         self._known[region.id] = known
         return known
 
     def drop(self, region_id: int) -> bool:
         """Forget a region; whether it was known."""
-        known = self._known.pop(region_id, None)
-        if known is not None:
-            os.close(known.fd)
-        return known is not None
+        return self._known.pop(region_id, None) is not None
 
     def all(self) -> dict[int, KnownRegion]:
         return dict(self._known)
@@ -54,5 +79,9 @@ class KnownRegions:
     def close(self) -> None:
         """Forget all, and take no more."""
         self._closed = True
-        for region_id in list(self._known):
-            self.drop(region_id)
+        self._known.clear()
+
+    def forget(self) -> None:
+        """In a forked process: close its copies."""
+        for known in list(self._known.values()):
+            known.descriptor.close()

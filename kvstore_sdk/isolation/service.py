@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import mmap
 import os
 import sys
@@ -17,6 +18,8 @@ from kvstore_sdk.isolation.line import Line
 from kvstore_sdk.isolation.wire import WireError
 
 __all__ = ["Service"]
+
+logger = logging.getLogger("kvstore_sdk.isolation")
 
 _END_S = 1.5
 """How long calls that run may take to end after the backend was closed; the parent waits a little longer."""
@@ -34,6 +37,9 @@ class Service:
         self._regions: dict[int, Region] = {}
         self._tickets: dict[int, Any] = {}
         self._numbers = itertools.count(1)
+        self._files: set[tuple[int, int]] = set()
+        # What vendor code forks would go on holding the memory when this process and the engine are gone.
+        os.register_at_fork(after_in_child=self._let_go_of_regions)
         self._jobs = Jobs(backend.capabilities.max_concurrency, self._answer)
 
     def run(self) -> None:
@@ -45,6 +51,9 @@ class Service:
             elif op == "register" and not self._map(number, payload, fds):
                 continue
             else:
+                if op == "unregister":
+                    # In the order in which it was asked, whoever carries it out when.
+                    payload = self._regions.pop(payload, None)
                 self._jobs.add((number, op, deadline_s, payload))
 
     def _answer(self, job: Job) -> None:
@@ -61,7 +70,7 @@ class Service:
         doing = f"{self._label} {op}"
         try:
             if op == "register":
-                self._backend.register_region(self._regions[payload[0]])
+                self._register(payload[0])
                 return True, [True]
             if op == "unregister":
                 self._unmap(payload)
@@ -113,21 +122,52 @@ class Service:
 
     def _map(self, number: int, payload: Any, fds: deque[int]) -> bool:
         """Map a region. Whether the backend wants to be told of it; if not, the parent has its answer."""
-        region_id, size_bytes = payload
+        region_id, size_bytes, *file = payload
+        if not fds or file != [(found := os.fstat(fds[0])).st_dev, found.st_ino]:
+            # What is mapped under a wrong number would be written to as another region.
+            logger.error("a region came with the descriptor of another file; the child ends")
+            os._exit(1)
+        fd = fds.popleft()
+        if region_id in self._regions:
+            # The next child was told already. The backend may know the address of its memory: it stays where it is.
+            os.close(fd)
+            self._reply(number, True, [True])
+            return False
         try:
-            region = Region.from_fd(fds.popleft(), size_bytes, "the region")
+            region = Region.from_fd(fd, size_bytes, "the region")
             # A process that vendor code forks would go on having it when this one is dead.
             region.view.obj.madvise(mmap.MADV_DONTFORK)  # type: ignore[attr-defined]
-        except (IndexError, OSError, ValueError) as cause:
+        except (OSError, ValueError) as cause:
             self._reply(number, False, pack_error(cause, f"{self._label}: map a region"))
             return False
         self._regions[region_id] = region
+        self._files.add((file[0], file[1]))
         if not self._announces:
             self._reply(number, True, [True])
         return self._announces
 
-    def _unmap(self, region_id: int) -> None:
-        region = self._regions.pop(region_id, None)
+    def _let_go_of_regions(self) -> None:
+        """In a forked process, which does not map them: close all descriptors of their memory. A mapping has one of its own."""
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) in self._files:
+                    os.close(fd)
+
+    def _register(self, region_id: int) -> None:
+        """Tell the backend of a region; one that it refuses is not mapped."""
+        region = self._regions.get(region_id)
+        if region is None:
+            raise InvalidError(f"{self._label}: the region was given up before the backend was told of it")
+        try:
+            self._backend.register_region(region)
+        except BaseException:
+            if self._regions.get(region_id) is region:
+                del self._regions[region_id]
+                region.close()
+            raise
+
+    def _unmap(self, region: Region | None) -> None:
         if region is None:
             return
         try:

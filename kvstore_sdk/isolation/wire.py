@@ -40,7 +40,9 @@ def encode(message: object) -> bytes:
 class Frames:
     """Takes bytes as they come, and gives the messages that are whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
+        """`limit_bytes`: the longest body that is taken; it may be changed."""
+        self.limit_bytes = limit_bytes
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
@@ -54,8 +56,8 @@ class Frames:
         try:
             while len(self._bytes) - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._bytes, start)
-                if length > MAX_FRAME_BYTES:
-                    raise WireError(f"a frame of {length} bytes was announced, at most {MAX_FRAME_BYTES} are allowed")
+                if length > self.limit_bytes:
+                    raise WireError(f"a frame of {length} bytes was announced, at most {self.limit_bytes} are allowed")
                 end = start + _LENGTH.size + length
                 if len(self._bytes) < end:
                     break

@@ -147,6 +147,11 @@ def _sleep(kept: Obeys, count: int, seconds: str) -> None:
     time.sleep(float(seconds))
 
 
+def _busy(kept: Obeys, count: int, name: str, seconds: str) -> None:
+    (kept.folder / name).touch()
+    time.sleep(float(seconds))
+
+
 def _wait_for_file(kept: Obeys, count: int, name: str) -> None:
     until_s = time.monotonic() + 100
     while not (kept.folder / name).exists() and time.monotonic() < until_s:
@@ -240,6 +245,10 @@ def _say(kept: Obeys, count: int, text: str) -> None:
     sys.stdout.write(f"printed {text}\n")
 
 
+def _name_of_logger(kept: Obeys, count: int) -> None:
+    logging.getLogger("evil\nERROR:root:fire\x1b[2J\udc80").warning("hi")
+
+
 def _in_doubt_put(kept: Obeys, count: int) -> Any:
     return [PutResult(PutStatus.IN_DOUBT, None, ("ticket", place)) for place in range(count)]
 
@@ -261,9 +270,17 @@ def _fork(kept: Obeys, count: int) -> None:
     pid = os.fork()
     if pid == 0:
         logging.getLogger("vendor").warning("from the fork")
+        held = [name for name in os.listdir("/proc/self/fd") if "kvstore" in _target(name)]
         time.sleep(0.2)
-        os._exit(0)
-    os.waitpid(pid, 0)
+        os._exit(len(held))
+    (kept.folder / "held").write_text(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
 
 
 def _note_process(kept: Obeys, count: int) -> None:
@@ -287,6 +304,7 @@ _DEEDS: dict[str, Callable[..., Any]] = {
     "system_exit": _system_exit,
     "hang": _hang,
     "sleep": _sleep,
+    "busy": _busy,
     "wait": _wait_for_file,
     "spin": _spin,
     "hog": _hog,
@@ -304,6 +322,7 @@ _DEEDS: dict[str, Callable[..., Any]] = {
     "odd_type": _odd_type,
     "flood": _flood,
     "say": _say,
+    "log_name": _name_of_logger,
     "in_doubt_put": _in_doubt_put,
     "in_doubt_get": _in_doubt_get,
     "settle_now": _settle_now,
@@ -346,6 +365,28 @@ def open_throws(location: str) -> Obeys:
 def open_dies(location: str) -> Obeys:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
+
+
+def open_hangs_up(location: str) -> Obeys:
+    """Lives on, and opens nothing."""
+    os.close(int(sys.argv[2]))
+    time.sleep(_FOREVER_S)
+    raise AssertionError
+
+
+def open_lies(location: str) -> Obeys:
+    _write_to_parent(b"\x0c\x00\x00\x00[[],true,{}]")
+    time.sleep(_FOREVER_S)
+    raise AssertionError
+
+
+def open_lies_again(location: str) -> Obeys:
+    """Opens, and from then on says something else; until the file is gone."""
+    file = Path(location, "opened")
+    if file.exists():
+        return open_lies(location)
+    file.touch()
+    return open_obeys(location)
 
 
 def open_exits(location: str) -> Obeys:

@@ -207,6 +207,10 @@ def test_errors_of_opening_are_raised_here(open_child: Open) -> None:
         open_child("open_throws")
     with pytest.raises(UnavailableError, match="killed by SIGKILL"):
         open_child("open_dies")
+    with pytest.raises(UnavailableError, match="closed its end of the line"):
+        open_child("open_hangs_up")
+    with pytest.raises(BreachError, match="no answer"):
+        open_child("open_lies")
     with pytest.raises(UnavailableError, match="SystemExit"):
         open_child("open_exits")
     with pytest.raises(BackendError, match="JSON"):
@@ -253,6 +257,8 @@ def test_what_the_child_logs_is_logged_here_in_bounds(
     written = capfd.readouterr()
     assert written.out == ""
     assert "printed hello" in written.err
+    exists(child, "do/log_name")
+    wait_until(lambda: "evil" in caplog.text, "the record of an odd name")
     caplog.clear()
     exists(child, "do/flood/3000")
     exists(child, "x")
@@ -262,9 +268,13 @@ def test_what_the_child_logs_is_logged_here_in_bounds(
     assert not any("\x1b" in line or "\n" in line for line in lines)
 
 
-def test_a_process_that_the_backend_forks_says_nothing_in_its_name(child: IsolatedBackend, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_the_backend_forks_says_nothing_in_its_name(
+    child: IsolatedBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     exists(child, "do/fork")
     assert exists(child, "x") is False
+    # Nor does it hold the engine's memory.
+    assert (tmp_path / "held").read_text() == "0"
     assert "from the fork" not in caplog.text
     assert child.deaths == 0
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 IN_ONE_PROCESS = {"core", "atomicity", "concurrency", "liveness", "errors", "deletion", "listing", "capacity", "regions", "tier"}
 SHARED = IN_ONE_PROCESS | {"sharing", "durability"}
 # What passes through the child most: the rest is the backend's own, and for the long run.
-MOSTLY_ISOLATION = {"liveness", "errors", "regions"}
+MOSTLY_ISOLATION = {"errors", "regions"}
 
 
 # Far above what it takes on a machine that does nothing else: a minute for the short runs, five for the long ones.

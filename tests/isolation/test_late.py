@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from isolation_bench import LONG_S, Open, answers, exists, get, is_running, put, wait_until, wait_up
+from isolation_bench import LONG_S, Open, answers, exists, get, is_running, put, until_in_doubt, wait_until, wait_up
 
 from kvstore_sdk.backend import BackendError, Deadline, Failure, Get, GetStatus, Put, PutStatus, Region, TimedOutError
 from kvstore_sdk.isolation import IsolatedBackend
@@ -16,8 +16,8 @@ from kvstore_sdk.isolation import IsolatedBackend
 def test_a_late_call_is_in_doubt_until_it_returns(open_child: Open, region: Region, tmp_path: Path) -> None:
     backend = open_child(workers=8, hang_kill_s=600.0)
     backend.register_region(region)
-    answer, _ = get(backend, region, "do/wait/get", 4, timeout_s=0.05)
-    stored = put(backend, region, "do/wait/put", b"1234", timeout_s=0.05)
+    answer = until_in_doubt(lambda timeout_s: get(backend, region, "do/wait/get", 4, timeout_s)[0])
+    stored = until_in_doubt(lambda timeout_s: put(backend, region, "do/wait/put", b"1234", timeout_s))
     assert (answer.status, stored.status) == (GetStatus.IN_DOUBT, PutStatus.IN_DOUBT)
     assert isinstance(answer.error, TimedOutError)
     assert isinstance(exists(backend, "do/wait/exists", timeout_s=0.05).error, TimedOutError)
@@ -40,7 +40,7 @@ def test_each_item_of_a_late_batch_has_a_ticket_of_its_own(open_child: Open, reg
     backend = open_child(workers=8, hang_kill_s=600.0)
     backend.register_region(region)
     gets = [Get("do/wait/go", (region.buffer(0, 4),)), Get("x", (region.buffer(8, 4),))]
-    answers = backend.get(gets, Deadline.after(0.05))
+    answers = until_in_doubt(lambda timeout_s: backend.get(gets, Deadline.after(timeout_s)))
     assert [answer.status for answer in answers] == [GetStatus.IN_DOUBT] * 2
     assert answers[0].ticket != answers[1].ticket
     (tmp_path / "go").touch()
@@ -54,7 +54,7 @@ def test_a_child_that_hangs_is_killed_and_its_memory_is_free(open_child: Open, r
     backend.register_region(region)
     pid = backend.pid
     assert pid is not None
-    answer, _ = get(backend, region, deed, 4, timeout_s=0.1)
+    answer = until_in_doubt(lambda timeout_s: get(backend, region, deed, 4, timeout_s)[0])
     assert answer.status is GetStatus.IN_DOUBT
     assert answer.ticket is not None
     assert backend.settle([answer.ticket], Deadline.after(LONG_S)) == [True]
@@ -66,8 +66,7 @@ def test_a_child_that_hangs_is_killed_and_its_memory_is_free(open_child: Open, r
 
 def test_a_child_with_most_workers_in_late_calls_is_killed(open_child: Open, region: Region, caplog: pytest.LogCaptureFixture) -> None:
     backend = open_child(workers=2, hang_kill_s=600.0)
-    for _ in range(2):
-        exists(backend, "do/hang", timeout_s=0.05)
+    wait_until(lambda: exists(backend, "do/hang", timeout_s=0.05) and backend.deaths, "both workers hang, and it is killed")
     wait_up(backend, 1)
     assert "more than half of its 2 workers" in caplog.text
     assert exists(backend, "x") is False
@@ -85,7 +84,7 @@ def test_a_fence_ends_all_at_once(open_child: Open, region: Region) -> None:
     backend.register_region(region)
     pid = backend.pid
     assert pid is not None
-    answer, _ = get(backend, region, "do/hang", 4, timeout_s=0.05)
+    answer = until_in_doubt(lambda timeout_s: get(backend, region, "do/hang", 4, timeout_s)[0])
     assert answer.ticket is not None
     backend.fence()
     assert backend.settle([answer.ticket], Deadline.after(LONG_S)) == [True]
@@ -110,8 +109,8 @@ def test_a_late_call_that_returns_in_doubt_stays_in_doubt(open_child: Open, regi
     backend = open_child(workers=8, in_doubt=True, hang_kill_s=600.0)
     backend.register_region(region)
     gets = [Get("do/wait/go", (region.buffer(0, 4),)), Get("do/in_doubt_get", (region.buffer(8, 4),))]
-    answers = backend.get(gets, Deadline.after(0.05))
-    tickets = [answer.ticket for answer in answers if answer.ticket is not None]
+    answers = until_in_doubt(lambda timeout_s: backend.get(gets, Deadline.after(timeout_s)))
+    tickets = [answer.ticket for answer in answers]
     (tmp_path / "go").touch()
     # It has returned, and its transfers may go on.
     assert backend.settle(tickets, Deadline.after(1.0)) == [False, False]

@@ -97,8 +97,8 @@ def test_a_call_that_waited_for_a_worker_until_its_deadline_was_not_begun(open_c
 def test_deadlines_and_settling_need_no_thread(open_child: Open, region: Region, tmp_path: Path) -> None:
     backend = open_child(workers=8, hang_kill_s=600.0)
     backend.register_region(region)
-    get = backend.begin("get", [Get("do/wait/go", (region.buffer(0, 4),))], Deadline.after(0.1))
-    there = backend.begin("exists", ["do/wait/go"], Deadline.after(0.1))
+    get = backend.begin("get", [Get("do/wait/go", (region.buffer(0, 4),))], Deadline.after(1.0))
+    there = backend.begin("exists", ["do/wait/go"], Deadline.after(1.0))
     found = answers(backend, get, there)
     [result] = found[get]
     assert result.status is GetStatus.IN_DOUBT
@@ -126,14 +126,6 @@ def test_a_death_ends_polled_calls(open_child: Open, region: Region) -> None:
     assert found[numbers[2]][0].status is PutStatus.UNKNOWN
     assert "SIGKILL" in str(found[numbers[2]][0].error)
     wait_up(backend, 1)
-
-
-def test_a_caller_that_comes_by_late_finds_answers_and_not_time_outs(child: IsolatedBackend) -> None:
-    """An engine's step may be longer than a deadline."""
-    numbers = [child.begin("exists", ["x"], Deadline.after(0.5)) for _ in range(100)]
-    time.sleep(1.5)
-    found = dict(child.take_answers())
-    assert found == {number: [False] for number in numbers}
 
 
 def test_blocking_and_polled_calls_share_the_line(child: IsolatedBackend) -> None:

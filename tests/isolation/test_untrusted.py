@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
-from isolation_bench import LONG_S, Open, answers, exists, wait_until, wait_up
+from isolation_bench import LONG_S, Open, answers, exists, get, put, wait_until, wait_up
 
-from kvstore_sdk.backend import Deadline, Failure, Get, Put, Region, UnavailableError
+from kvstore_sdk.backend import BackendError, Deadline, Failure, Get, Put, PutStatus, Region, UnavailableError
 
 
 @pytest.mark.parametrize("deed", ["do/garbage", "do/oversized", "do/unasked"])
@@ -31,6 +32,26 @@ def test_a_child_that_hangs_up_is_ended(open_child: Open) -> None:
     assert backend.pid != pid
 
 
+def test_a_child_that_lies_while_it_starts_again_is_ended_and_another_started(open_child: Open, tmp_path: Path) -> None:
+    backend = open_child("open_lies_again")
+    exists(backend, "do/exit/1")
+    wait_until(lambda: backend.deaths >= 2, "the second start fails")
+    (tmp_path / "opened").unlink()
+    wait_up(backend, 1)
+    assert exists(backend, "x") is False
+
+
+def test_a_child_that_has_no_room_for_a_region_is_started_again(open_child: Open, region: Region) -> None:
+    """A descriptor that is lost must not have the next one mapped in its place."""
+    backend = open_child()
+    with pytest.raises(BackendError):
+        exists(backend, "do/descriptors")
+    backend.register_region(region)
+    wait_up(backend, 1)
+    assert put(backend, region, "a", b"1234").status is PutStatus.STORED
+    assert get(backend, region, "a", 4)[1] == b"1234"
+
+
 def test_a_child_that_uses_too_much_memory_is_restarted(open_child: Open, caplog: pytest.LogCaptureFixture) -> None:
     backend = open_child(memory_bytes=256 << 20)
     for _ in range(2):
@@ -48,7 +69,7 @@ def test_a_call_that_runs_while_memory_runs_out_may_end(open_child: Open) -> Non
     """New ones are refused meanwhile."""
     backend = open_child(workers=4, memory_bytes=128 << 20)
     running = backend.begin("exists", ["do/sleep/0.7"], Deadline.after(LONG_S))
-    leaking = backend.begin("exists", ["do/leak/200"], Deadline.after(LONG_S))
+    leaking = backend.begin("exists", ["do/leak/150"], Deadline.after(LONG_S))
     assert answers(backend, running, leaking) == {running: [False], leaking: [False]}
     wait_up(backend, 1)
 
