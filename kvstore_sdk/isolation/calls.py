@@ -27,6 +27,7 @@ __all__ = ["Call", "Calls", "failed"]
 LATE_S = 0.25
 """After its deadline a call has this long to answer: half of what the contract allows a backend, for the way to the child and back."""
 _SETTLED = "child settle"
+_NO_TICKET = 0
 
 
 class Call:
@@ -178,8 +179,8 @@ class Calls:
         return not (self.pending or self.late or self._settles)
 
     def settle(self, call: Call, tickets: Sequence[Any]) -> None:
-        """Begin to wait until all tickets are over."""
-        call.tickets = tickets
+        """Begin to wait until all tickets are over. What is none of ours is."""
+        call.tickets = [ticket if isinstance(ticket, int) else _NO_TICKET for ticket in tickets]
         self._settles.append(call)
 
     def advance(self, now_s: float) -> list[tuple[Call, list[int]]]:

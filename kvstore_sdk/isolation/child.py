@@ -63,6 +63,14 @@ def _confine(parent_pid: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # The engine ends us when it is done, also when somebody presses Ctrl-C in its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A daemon has no standard error, and what opens a file next would be written to as if it were.
+    try:
+        os.fstat(2)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        if nowhere != 2:
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
     # Standard output may be the answer of a command; nothing of a backend belongs there.
     os.dup2(2, 1)
     with contextlib.suppress(AttributeError, ValueError):

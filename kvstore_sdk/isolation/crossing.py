@@ -43,6 +43,8 @@ _MAX_TEXT = 1000
 _LONGEST_WISH_S = 86_400.0
 """A store that wants to be left alone for longer than a day has made a mistake."""
 _LARGEST = 1 << 62
+_LATEST_S = 1e12
+"""Unix time of some tens of thousands of years."""
 _KINDS: dict[str, type[BackendError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BackendError)
 }
@@ -214,7 +216,8 @@ def _unpack_page(packed: Any) -> ListPage:
 def _entry(packed: Any) -> ListEntry:
     if isinstance(packed, list) and len(packed) == 3:
         name, size_bytes, modified_s = packed
-        is_time = modified_s is None or (isinstance(modified_s, (int, float)) and not isinstance(modified_s, bool))
+        is_number = isinstance(modified_s, (int, float)) and not isinstance(modified_s, bool)
+        is_time = modified_s is None or (is_number and 0 <= modified_s < _LATEST_S)
         if isinstance(name, str) and _is_size(size_bytes) and is_time:
             return ListEntry(name, size_bytes, modified_s)
     raise WireError("an entry of a listing has another form")

@@ -39,11 +39,19 @@ def hello(spec: Spec, label: str, log_level: int) -> dict[str, Any]:
     return {
         "label": label,
         "log_level": log_level,
-        "sys_path": [os.path.abspath(entry) if entry == "" else entry for entry in sys.path if isinstance(entry, str)],
+        "sys_path": list(filter(None, (entry or _working_folder() for entry in sys.path if isinstance(entry, str)))),
         "target": spec.target,
         "options": dict(spec.options),
         "location": spec.location,
     }
+
+
+def _working_folder() -> str:
+    """Nothing, where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def offer_of(packed: Any) -> Offer:

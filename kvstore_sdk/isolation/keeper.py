@@ -122,7 +122,7 @@ class Keeper:
         self.exchange.refuse(self._closed)
         self._closing = True
         self.wake()
-        self._thread.join(_CLOSE_S + 1.5 * _END_S)
+        self._thread.join(_CLOSE_S + 2.5 * _END_S)
 
     def forget(self) -> None:
         """In a forked process: let go of what belongs to the parent."""
@@ -153,15 +153,14 @@ class Keeper:
                 self._end_child()
             finally:
                 self.state, self.pid = "closed", None
-                if self._process is None:
-                    self.exchange.down(self._closed(), self._closed)
-                else:
-                    # It may still touch memory: what it was asked stays in doubt.
-                    self.exchange.refuse(self._closed)
+                self.exchange.refuse(self._closed)
                 with self.exchange.lock:
                     self.exchange.regions.close()
                 self._close_wake()
                 self._started.set()
+            if self._process is None:
+                # Otherwise it may still touch memory: what it was asked stays in doubt.
+                self.exchange.down(self._closed(), self._closed)
 
     def _live(self) -> str:
         """One child, from its start to its end. Returns how it ended, as what completes "its child was"."""

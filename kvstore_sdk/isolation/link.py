@@ -23,6 +23,8 @@ _MAX_READS = 16
 """A child that writes without end must not keep its reader."""
 _SHORTEST_WAIT_S = 0.001
 """A time-out of zero would mean for ever."""
+_CLOSE_S = 0.5
+"""Whoever reads returns at once when the line is shut."""
 _SMALLEST_LIMIT_BYTES = 128 << 10
 """Above a log record or an offer, each character of them escaped."""
 _ITEM_BYTES = 16 << 10
@@ -94,21 +96,21 @@ class Link:
 
     def _flush(self) -> None:
         while self._unsent and not self.ended:
-            data, descriptor = self._unsent[0]
+            # Taken out before: an exception of a signal handler must not have it sent twice, and a call done twice.
+            data, descriptor = self._unsent.popleft()
             passed = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor.fd]))]
             try:
                 sent = self._socket.sendmsg([data], passed, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:
+                self._unsent.appendleft((data, descriptor))
                 return
             except OSError:
                 # Its death is told by who watches the process.
                 self.ended = True
                 return
             self._unsent_bytes -= sent
-            if sent == len(data):
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = (data[sent:], None)
+            if sent < len(data):
+                self._unsent.appendleft((data[sent:], None))
 
     def receive(self, until_s: float | None) -> list[Any]:
         """Messages that have come; waits for some until `time.monotonic()` is `until_s`, or not at all. Only for who holds `reader`."""
@@ -161,11 +163,16 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket, once nobody is in it."""
+        """Close the socket, once nobody is in it. If somebody stays, as one does that a signal handler's exception took out of it, it is
+        closed with the last reference to it."""
         self.shut()
-        with self.reader, self._sending:
-            self._socket.close()
-            self._unsent.clear()
+        if self.reader.acquire(timeout=_CLOSE_S):
+            try:
+                with self._sending:
+                    self._socket.close()
+                    self._unsent.clear()
+            finally:
+                self.reader.release()
 
     def forget(self) -> None:
         """In a forked process: close this process's copy, and touch nothing else."""

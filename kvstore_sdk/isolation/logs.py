@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -79,7 +80,9 @@ class ChildLog:
                 return True
         # One line, and nothing that a terminal would obey.
         shown = _line(text[: 2 * _MAX_TEXT].replace("\n", " | "))
-        logger.log(min(max(level, 0), logging.CRITICAL), "%s: child: %s: %s", self._label, _line(name[:100]), shown)
+        # A handler of the host's that raises must not end whoever came by to receive.
+        with contextlib.suppress(Exception):
+            logger.log(min(max(level, 0), logging.CRITICAL), "%s: child: %s: %s", self._label, _line(name[:100]), shown)
         return True
 
 

@@ -49,7 +49,6 @@ class ChildProcess:
                     [sys.executable, "-P", "-c", _COMMAND, _ROOT, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    stderr=None if _is_open(2) else subprocess.DEVNULL,
                     start_new_session=True,
                     close_fds=True,
                     # A folder that was removed since holds nothing for a store, but must not keep it from being opened.
@@ -130,14 +129,6 @@ class ChildProcess:
             self._closed = True
             os.close(self._pidfd)
         self._process.returncode = 0
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _beside_standard(sock: socket.socket) -> socket.socket:

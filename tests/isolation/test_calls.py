@@ -89,6 +89,13 @@ def test_a_late_answer_that_cannot_be_read_frees_only_what_cannot_be_in_doubt(ma
     assert settle.answer == [True, True]
 
 
+def test_what_is_no_ticket_is_over() -> None:
+    calls = Calls("it")
+    settle = _settling(calls, [], "x", None, 2.5, 99)
+    calls.advance(1.0)
+    assert settle.answer == [True] * 5
+
+
 def test_only_the_calls_of_the_dead_child_end() -> None:
     calls = Calls("it")
     old, new = _asked(calls, "put", generation=1), _asked(calls, "put", generation=2)

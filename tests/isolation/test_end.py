@@ -143,6 +143,39 @@ def test_a_child_whose_parent_died_before_it_could_be_tied_to_it_opens_nothing(t
     assert not (tmp_path / "opened").exists()
 
 
+STARTS_AGAIN = """
+import os, sys, time
+if sys.argv[2] == "no standard error":
+    os.close(2)
+from kvstore_sdk.backend import Deadline
+from kvstore_sdk.isolation import open_isolated
+folder = os.path.join(sys.argv[1], "job")
+os.mkdir(folder)
+os.chdir(folder)
+if sys.argv[2] == "many descriptors":
+    many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+backend = open_isolated("obeying:open_obeys", location=sys.argv[1])
+if sys.argv[2] == "no working folder":
+    os.rmdir(folder)
+backend.fence()
+until_s = time.monotonic() + 40
+while not backend.restarts and time.monotonic() < until_s:
+    time.sleep(0.01)
+print(backend.restarts, backend.exists(["x"], Deadline.after(60)))
+backend.close()
+"""
+
+
+@pytest.mark.parametrize("what", ["no standard error", "no working folder", "many descriptors"])
+def test_children_come_up_whatever_their_parent_lacks(tmp_path: Path, what: str) -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_AGAIN, str(tmp_path), what],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout == "1 [False]\n", done.stderr
+
+
 PARENT = """
 import sys, time
 from kvstore_sdk.backend import Deadline

@@ -73,6 +73,15 @@ def test_a_line_is_closed_beside_a_thread_that_reads_an_answer_and_has_to_ask_ag
         assert not thread.is_alive()
 
 
+def test_a_line_is_closed_also_when_an_interrupt_has_lost_its_reader(ends: Ends) -> None:
+    link, theirs = ends
+    link.reader.acquire()
+    link.close()
+    theirs.settimeout(LONG_S)
+    assert theirs.recv(1) == b""
+    link.reader.release()
+
+
 def test_a_descriptor_that_waits_to_be_sent_is_that_of_its_region_whoever_gives_the_region_up(ends: Ends) -> None:
     link, theirs = ends
     region, regions = Region(4096), KnownRegions()

@@ -195,6 +195,12 @@ def test_an_answer_of_any_other_form_is_refused(op: str, packed: Any) -> None:
         assert isinstance(result, kinds.get(op, bool))
 
 
+@pytest.mark.parametrize("modified_s", [-1, 10**400, float("nan"), float("inf"), True, "1"])
+def test_a_time_out_of_bounds_is_refused(modified_s: Any) -> None:
+    with pytest.raises(WireError):
+        unpack_results("list", 1, [[["a", 1, modified_s]], None])
+
+
 def test_texts_of_errors_are_one_line_in_bounds() -> None:
     text = str(unpack_error(["DeniedError", "a\nb\x1b[31m" + "c" * 10_000, 0.0]))
     assert text.startswith("a b [31m")
