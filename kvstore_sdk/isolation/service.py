@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from kvstore_sdk.backend import Backend, Buffer, Deadline, Get, InvalidError, Mode, Put, Region, SupportsRegions, TimedOutError
+from kvstore_sdk.backend import Backend, BreachError, Buffer, Deadline, Get, InvalidError, Mode, Put, Region, SupportsRegions, TimedOutError
 from kvstore_sdk.isolation.crossing import pack_error, pack_results
 from kvstore_sdk.isolation.jobs import Job, Jobs
 from kvstore_sdk.isolation.line import Line
@@ -63,7 +63,7 @@ class Service:
         try:
             self._line.send([number, is_answer, body])
         except WireError as cause:
-            self._line.send([number, False, pack_error(InvalidError(f"{self._label}: the answer {cause}"), self._label)])
+            self._line.send([number, False, pack_error(BreachError(f"{self._label}: the answer {cause}"), self._label)])
 
     def _carry_out(self, number: int, op: str, deadline_s: float, payload: Any) -> tuple[bool, Any]:
         """Call the backend. Returns whether it answered, and the answer, or the error."""
@@ -85,9 +85,18 @@ class Service:
                 for ticket, is_over in zip(payload, results, strict=False):
                     if is_over is True:
                         self._tickets.pop(ticket, None)
-            return True, pack_results(op, count, results, doing, self._keep if self._in_doubt else None)
+            return True, self._packed(op, count, results, doing)
         except BaseException as error:  # noqa: BLE001  # vendor code may raise anything; the caller is told
             return False, pack_error(error, doing)
+
+    def _packed(self, op: str, count: int, results: Any, doing: str) -> Any:
+        """The answer, as it crosses. What cannot be looked at breaks the contract: nobody knows whether its buffers are free."""
+        try:
+            return pack_results(op, count, results, doing, self._keep if self._in_doubt else None)
+        except BreachError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # objects of vendor code may do anything when they are looked at
+            raise BreachError(f"{doing}: the answer cannot be looked at ({type(error).__name__})") from None
 
     def _call(self, op: str, payload: Any, deadline: Deadline) -> tuple[int, Any]:
         if op == "put":

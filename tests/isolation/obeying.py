@@ -235,6 +235,14 @@ def _odd_type(kept: Obeys, count: int) -> Any:
     return [object() for _ in range(count)]
 
 
+def _odd_list(kept: Obeys, count: int) -> Any:
+    class Odd(list[Any]):
+        def __len__(self) -> int:
+            raise RuntimeError("has no length")
+
+    return Odd()
+
+
 def _flood(kept: Obeys, count: int, number: str) -> None:
     for place in range(int(number)):
         logging.getLogger("vendor").warning("flood %d \x1b[31m\n%s", place, "x" * 5000)
@@ -320,6 +328,7 @@ _DEEDS: dict[str, Callable[..., Any]] = {
     "hang_up": _hang_up,
     "short": _short,
     "odd_type": _odd_type,
+    "odd_list": _odd_list,
     "flood": _flood,
     "say": _say,
     "log_name": _name_of_logger,

@@ -133,11 +133,12 @@ def test_a_backend_that_may_not_doubt_breaks_the_contract_when_it_does(child: Is
     assert (answer.status, type(answer.error).__name__) == (GetStatus.FAILED, "BreachError")
 
 
-def test_an_answer_that_cannot_be_read_and_may_leave_doubt_ends_the_child(open_child: Open, region: Region) -> None:
+@pytest.mark.parametrize("deed", ["do/odd_type", "do/odd_list"])
+def test_an_answer_that_cannot_be_read_and_may_leave_doubt_ends_the_child(open_child: Open, region: Region, deed: str) -> None:
     """There is nobody else who could say when its buffers are free."""
     backend = open_child(in_doubt=True)
     backend.register_region(region)
-    answer, _ = get(backend, region, "do/odd_type", 4)
+    answer, _ = get(backend, region, deed, 4)
     assert answer.status is GetStatus.IN_DOUBT
     assert answer.ticket is not None
     assert backend.settle([answer.ticket], Deadline.after(LONG_S)) == [True]
