@@ -177,12 +177,7 @@ class Calls:
         answers: list[R] = []
         try:
             returned = ask()
-            # Looked at within the `try`, and copied first: it may be of a class of the vendor's, and may change while we look.
-            listed = isinstance(returned, (list, tuple))
-            answers = [_own(answer) for answer in islice(returned, len(names) + 1)] if listed else []
-            if (wrong := _what_is_wrong(returned, answers, names, asked.right)) is not None:
-                self._metrics.count("breaches", operation)
-                failure = BreachError(f"{doing}: {wrong}")
+            answers, failure = self._read(doing, returned, asked)
         except BackendError as error:
             failure = _own_error(error)
         except OSError as error:
@@ -200,6 +195,25 @@ class Calls:
             if (its_error := asked.error_of(name, answer)) is not None:
                 self._failed(operation, name, its_error, elapsed_s)
         return answers
+
+    def _read(self, doing: str, returned: Any, asked: Asked[R]) -> tuple[list[R], BreachError | None]:
+        """What a method returned, and how it breaks the contract. Raises nothing: once it has returned, whatever keeps its answer from
+        being read is a breach, because the answer may have been that calls are in doubt."""
+        answers: list[R] = []
+        try:
+            # Copied first: it may be of a class of the vendor's, and may change while we look.
+            listed = isinstance(returned, (list, tuple))
+            answers = [_own(answer) for answer in islice(returned, len(asked.names) + 1)] if listed else []
+            wrong = _what_is_wrong(returned, answers, asked.names, asked.right)
+            cause: BaseException | None = None
+        except BaseException as error:  # noqa: BLE001  # a vendor's class may do anything when it is looked at
+            wrong, cause = f"its answer cannot be read: {type(error).__name__}: {text_of(error)}", error
+        if wrong is None:
+            return answers, None
+        self._metrics.count("breaches", asked.operation)
+        failure = BreachError(f"{doing}: {wrong}")
+        failure.__cause__ = cause
+        return answers, failure
 
     def _failed(self, operation: str, name: str, error: BackendError, elapsed_s: float) -> None:
         kind = _kind(error)
