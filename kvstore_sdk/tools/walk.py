@@ -10,6 +10,8 @@ from kvstore_sdk.tools.retry import Retry
 __all__ = ["walk"]
 
 _PAGE = 1000
+_FAR_S = 1e13
+"""No time of a record: some 300,000 years from 1970."""
 _EMPTY_PAGES = 10_000
 """One after another; a store may have that many objects which are no records, but not a listing without an end."""
 
@@ -77,5 +79,5 @@ def _is_entry(entry: object) -> bool:
         and isinstance(entry.name, str)
         and type(entry.size_bytes) is int
         and entry.size_bytes >= 0
-        and isinstance(entry.modified_s, int | float | None)
+        and (entry.modified_s is None or (isinstance(entry.modified_s, int | float) and abs(entry.modified_s) < _FAR_S))
     )
