@@ -332,10 +332,12 @@ class WorkQueue:
         if self._doubts and now >= self._settle_at_s and not any(batch.doubts for batch in self._batches):
             doubts, self._doubts = self._doubts[: self._probe_batch], self._doubts[self._probe_batch :]
             return Batch(doubts=doubts, operation="settle")
-        if batch := self._take(Kind.LOAD, len(self._free), self._threads, now):
+        stores = sum(batch.kind is Kind.STORE for batch in self._batches)
+        # Threads in stores come for their part later, if they do: half of them count.
+        if batch := self._take(Kind.LOAD, len(self._free), max(1, self._threads - stores // (2 * self._depth)), now):
             return batch
         threads = max(1, self._alive - self._kept_threads)
-        if sum(batch.kind is Kind.STORE for batch in self._batches) < threads * self._depth:
+        if stores < threads * self._depth:
             return self._take(Kind.STORE, min(len(self._free), self._store_slots - len(self._in_stores)), threads, now)
         return None
 

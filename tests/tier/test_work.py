@@ -525,3 +525,18 @@ def test_a_part_of_the_calls_that_may_be_under_way_is_not_all_that_there_are() -
         assert not queue.is_stuck
         batch.abandoned = True
     assert queue.is_stuck
+
+
+def test_a_load_is_cut_for_the_threads_that_are_there_for_it() -> None:
+    """LIV-09: threads in stores do not come for their part, or come late; what would be theirs goes along with others'."""
+    queue = Queue(slots=64, threads=8, max_threads=8, batch=16)
+    queue.put_job(job(1, Kind.LOAD, list(range(16))))
+    assert [len(batch.items) for batch in iter(queue.take, None)] == [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    queue = Queue(slots=64, threads=8, max_threads=8, batch=16)
+    queue.put_job(job(1, Kind.STORE, list(range(100, 148))))
+    stores = list(iter(queue.take, None))
+    assert len(stores) == 6
+    queue.put_job(job(2, Kind.LOAD, list(range(16))))
+    batch = queue.take()
+    assert batch is not None
+    assert len(batch.items) == 4
