@@ -109,9 +109,9 @@ def test_what_is_not_whole_pages_goes_through_it(
 
 def test_never_means_never(filesystem: Filesystem, open_folder: Callable[..., FsBackend], desk: Any) -> None:
     store = open_folder(direct_io="never")
-    desk.put(store, "v1/a", RECORD)
-    desk.get(store, "v1/a", len(RECORD))
-    assert True not in filesystem.opened
+    assert desk.put(store, "v1/a", RECORD).status is PutStatus.STORED
+    assert desk.get(store, "v1/a", len(RECORD)) == (GetResult(GetStatus.FOUND), RECORD)
+    assert set(filesystem.opened) == {False}
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
