@@ -89,7 +89,7 @@ def cache() -> Path:
 
 def engine() -> Path:
     """The environment with the engine and the test tools."""
-    pins = ("engine.txt", "stores.txt", "nixl.txt", "tools.txt", "constraints.txt")
+    pins = ("engine.txt", "stores.txt", "peers.txt", "nixl.txt", "tools.txt", "constraints.txt")
     path = cache() / f"engine-{key_of(pins)}"
     what = "vLLM on CPU, clients of stores and the test tools, some minutes and 3.5 to 6.5 GB"
     return ensure(path, "bin/python", what, lambda: build_engine(path, constrained=True))
@@ -163,12 +163,12 @@ def write_constraints() -> None:
         path = Path(scratch) / "venv"
         build_engine(path, constrained=False)
         listed = run([path / "bin" / "python", "-m", "pip", "list", "--format=freeze", "--exclude", "pip"])
-    names = ("engine.txt", "stores.txt", "nixl.txt", "tools.txt")
+    names = ("engine.txt", "stores.txt", "peers.txt", "nixl.txt", "tools.txt")
     own = {re.split(r"[\[=]", requirement)[0] for name in names for requirement in read_pins(name)}
     found = (line for line in listed.splitlines() if "==" in line and not OF_THE_BUILD.match(line))
     # A local version such as +cpu names one builder's build; any build of the release will do.
     lines = sorted(line.partition("+")[0] for line in found if line.partition("==")[0] not in own)
-    head = "# Every package behind the pins of engine.txt, stores.txt and tools.txt. Written by `python3 tools/env.py pins`.\n"
+    head = "# Every package behind the pins of engine.txt, stores.txt, peers.txt and tools.txt. Written by `python3 tools/env.py pins`.\n"
     target.write_text(head + "\n".join(lines) + "\n")
     say(f"wrote {target.relative_to(ROOT)}, {len(lines)} packages")
 
@@ -183,7 +183,7 @@ def build_engine(path: Path, *, constrained: bool) -> None:
         others = [pin for pin in pinned if pin != wheel_pin]
         wanted.write_text("\n".join([*others, *requirements_of(wheel)]) + "\n")
         limits: list[str | Path] = ["-c", PINS / "constraints.txt"] if constrained else []
-        pip_install(path, "-r", wanted, "-r", PINS / "stores.txt", "-r", PINS / "tools.txt", *limits)
+        pip_install(path, "-r", wanted, "-r", PINS / "stores.txt", "-r", PINS / "peers.txt", "-r", PINS / "tools.txt", *limits)
         pip_install(path, "--no-deps", wheel)
         pip_install(path, "--no-deps", "-r", PINS / "nixl.txt")
     # Half a minute now rather than a riddle in some test later.
