@@ -1,0 +1,3 @@
+"""Records from the host memory of one engine to that of another."""
+
+__all__: list[str] = []

@@ -1,0 +1,473 @@
+"""The control messages between two nodes, as docs/p2p-protocol.md describes them.
+
+One message is one frame: a msgpack array `[version, kind, number, *fields]`. `number` ties an answer to its question; messages that
+ask for no answer have the number 0. Everything that is read is checked before it is used: types, lengths, ranges, names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NoReturn
+
+import msgpack
+
+from kvstore_sdk.backend import InvalidError, is_valid_name
+
+__all__ = [
+    "BUSY",
+    "FAILED",
+    "FOUND",
+    "MAX_AGENT_BYTES",
+    "MAX_FRAME_BYTES",
+    "MAX_ITEMS",
+    "MAX_NAMES",
+    "MAX_NUMBER",
+    "MAX_RECORD_BYTES",
+    "MAX_REGIONS",
+    "MAX_TEXT",
+    "MAX_WAIT_MS",
+    "MISSING",
+    "NODE_BYTES",
+    "REFUSALS",
+    "VERSION",
+    "VERSIONS",
+    "WRONG_SIZE",
+    "Fetch",
+    "ForeignHello",
+    "Found",
+    "Goodbye",
+    "Hello",
+    "Lookup",
+    "Message",
+    "MessageError",
+    "Ready",
+    "Refused",
+    "Release",
+    "Result",
+    "Target",
+    "Welcome",
+    "decode",
+    "encode",
+]
+
+VERSION = 0
+VERSIONS = (0, 0)
+"""The lowest and the highest version that this code speaks."""
+
+MAX_FRAME_BYTES = 512 << 10
+"""Of one message. The longest, 256 names of 1,024 bytes in a Fetch, has 273 KiB."""
+MAX_NUMBER = 2**63 - 1
+MAX_NAMES = 256
+MAX_ITEMS = 256
+MAX_REGIONS = 64
+MAX_AGENT_BYTES = 64 << 10
+MAX_RECORD_BYTES = 1 << 40
+MAX_WAIT_MS = 3_600_000
+MAX_TEXT = 512
+"""Characters of what a refusal says."""
+NODE_BYTES = 16
+
+FOUND, MISSING, WRONG_SIZE, BUSY, FAILED = range(5)
+"""What became of one item of a Fetch."""
+
+REFUSALS = ("version", "namespace", "layout", "path", "full", "self", "busy", "closing", "invalid", "unknown")
+"""Codes of a Refused that this version sends. A reader takes others too, as reasons that it does not know."""
+
+_MAX_VERSION = 2**16 - 1
+_MAX_U64 = 2**64 - 1
+_NAMESPACE = re.compile(r"(?:[0-9a-f]{32})?")
+_LAYOUT = re.compile(r"[!-~]{0,64}")
+_TOKEN = re.compile(r"[a-z0-9_]{1,32}")
+_MAX_PATHS = 8
+
+
+class MessageError(InvalidError):
+    """A frame is not a message of this protocol. The text has one line and holds nothing of what the frame said but numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a session, from the asker.
+
+    Attributes:
+        versions: The lowest and the highest protocol version the asker speaks.
+        node: Random, new with every start of a node.
+        namespace: 32 hex digits, or "" when the asker does not know it.
+        layout: Of the payloads, at most 64 printable characters; "" when the asker does not know it.
+        paths: Ways that data may take, the preferred one first.
+    """
+
+    KIND: ClassVar[int] = 1
+    number: int
+    versions: tuple[int, int]
+    node: bytes
+    namespace: str
+    layout: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The session stands.
+
+    Attributes:
+        version: Of every further message of the session.
+        node: As in a Hello, of the owner.
+        path: The one of the asker's paths that data takes.
+        data_port: Where the owner listens for the data connection of this session; 0 when the path needs none.
+        max_names: The most a Lookup or a Release may name.
+        max_items: The most a Fetch may ask for.
+        lease_ms: How long the owner keeps what a Lookup found.
+    """
+
+    KIND: ClassVar[int] = 2
+    number: int
+    version: int
+    node: bytes
+    path: str
+    data_port: int
+    max_names: int
+    max_items: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The owner does not do what message `number` asks for; 0 when it could not read the number.
+
+    It is read the same in every version, so that either side can say which versions the other one speaks.
+
+    Attributes:
+        code: One of `REFUSALS`, or one of a later version.
+        text: One printable line for a log.
+        versions: The lowest and the highest protocol version the owner speaks.
+    """
+
+    KIND: ClassVar[int] = 3
+    number: int
+    code: str
+    text: str
+    versions: tuple[int, int] = VERSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the owner may write: the asker's NIXL agent and its memory. It replaces what an earlier Target of the session said.
+
+    Attributes:
+        generation: Of the process the agent lives in; one more with each new one.
+        agent: The agent's metadata as NIXL gives it.
+        regions: Base address and size in bytes of each region.
+    """
+
+    KIND: ClassVar[int] = 4
+    number: int
+    generation: int
+    agent: bytes
+    regions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The owner can write to the Target."""
+
+    KIND: ClassVar[int] = 5
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Which of these records does the owner have, whole and ready?
+
+    Attributes:
+        wait_ms: 0 for an answer at once; else the answer comes when all are there, or after this time.
+    """
+
+    KIND: ClassVar[int] = 6
+    number: int
+    wait_ms: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a Lookup: bytes of each record in the order of the names, 0 where it is not there."""
+
+    KIND: ClassVar[int] = 7
+    number: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Move these records.
+
+    Attributes:
+        generation: Of the Target that `items` point into; 0 where the path has none.
+        deadline_ms: After this time the asker does not want them any more.
+        items: Name, bytes expected, index of the region, offset in the region; the last two are 0 where the path has no Target.
+    """
+
+    KIND: ClassVar[int] = 8
+    number: int
+    generation: int
+    deadline_ms: int
+    items: tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to a Fetch, sent when the owner will touch none of its targets any more, and for that reason sent late too.
+
+    Attributes:
+        statuses: For each item in order `FOUND`, `MISSING`, `WRONG_SIZE`, `BUSY` or `FAILED`, and the bytes the owner's record has.
+    """
+
+    KIND: ClassVar[int] = 9
+    number: int
+    statuses: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The asker will not fetch these records after all: their leases end."""
+
+    KIND: ClassVar[int] = 10
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender ends the session."""
+
+    KIND: ClassVar[int] = 11
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignHello:
+    """A Hello of a version that this code does not speak: what can be read of it in any version. Never sent."""
+
+    number: int
+    version: int
+    versions: tuple[int, int]
+
+
+Sent = Hello | Welcome | Refused | Target | Ready | Lookup | Found | Fetch | Result | Release | Goodbye
+Message = Sent | ForeignHello
+
+
+def encode(message: Sent) -> bytes:
+    """The frame of a message of this version. Fields are not checked; the text of a Refused is cut and made printable.
+
+    Raises:
+        MessageError: the frame would be longer than `MAX_FRAME_BYTES`.
+    """
+    values = [getattr(message, field.name) for field in fields(message)]
+    if isinstance(message, Refused):
+        values[2] = "".join(c if c.isprintable() else " " for c in message.text[:MAX_TEXT])
+    if isinstance(message, Release | Goodbye):
+        values.insert(0, 0)
+    frame: bytes = msgpack.packb([VERSION, message.KIND, *values])
+    if len(frame) > MAX_FRAME_BYTES:
+        raise MessageError(f"p2p: {type(message).__name__}: {len(frame)} bytes, a message has at most {MAX_FRAME_BYTES}")
+    return frame
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message of a frame.
+
+    A frame of another version is a `ForeignHello` or a `Refused`, whose first fields no version changes; any other is an error.
+
+    Raises:
+        MessageError: it is not a message of this protocol.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise MessageError(f"p2p: frame of {len(frame)} bytes, a message has at most {MAX_FRAME_BYTES}")
+    try:
+        values = msgpack.unpackb(
+            frame,
+            use_list=False,
+            max_str_len=4096,
+            max_bin_len=MAX_AGENT_BYTES,
+            max_array_len=MAX_NAMES,
+            max_map_len=0,
+            max_ext_len=0,
+            ext_hook=_refuse_extension,
+        )
+    except Exception as cause:  # noqa: BLE001  # the library's own kinds, its ValueErrors and the UnicodeDecodeError of a bent text
+        raise MessageError(f"p2p: frame is not msgpack as the protocol uses it ({type(cause).__name__})") from None
+    if type(values) is not tuple or len(values) < 3:
+        raise MessageError("p2p: frame is not an array of version, kind, number and fields")
+    version = _integer("version", values[0], 0, _MAX_VERSION)
+    kind = _integer("kind", values[1], 0, 255)
+    number = _integer("number", values[2], 0, MAX_NUMBER)
+    content = values[3:]
+    if version != VERSION:
+        return _foreign(version, kind, number, content)
+    if kind not in _READERS:
+        raise MessageError(f"p2p: kind {kind} is none of version {VERSION}")
+    count, read = _READERS[kind]
+    if len(content) != count:
+        raise MessageError(f"p2p: kind {kind} has {count} fields, this one {len(content)}")
+    return read(number, *content)
+
+
+def _foreign(version: int, kind: int, number: int, content: tuple[Any, ...]) -> Message:
+    if kind == Refused.KIND and len(content) >= 3:
+        return _refused(number, *content[:3])
+    if kind == Hello.KIND and content:
+        return ForeignHello(number, version, _versions(content[0]))
+    raise MessageError(f"p2p: frame of version {version}, this node speaks {VERSIONS[0]} to {VERSIONS[1]}")
+
+
+def _refuse_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError("extension type")
+
+
+def _integer(what: str, value: Any, low: int, high: int) -> int:
+    # `True` is an int of Python's, and none of the protocol's.
+    if type(value) is not int:
+        raise MessageError(f"p2p: {what} is not an integer")
+    if not low <= value <= high:
+        raise MessageError(f"p2p: {what} is {value}, allowed are {low} to {high}")
+    return value
+
+
+def _array(what: str, value: Any, low: int, high: int) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise MessageError(f"p2p: {what} is not an array")
+    if not low <= len(value) <= high:
+        raise MessageError(f"p2p: {what} has {len(value)} entries, allowed are {low} to {high}")
+    return value
+
+
+def _binary(what: str, value: Any, low: int, high: int) -> bytes:
+    if type(value) is not bytes:
+        raise MessageError(f"p2p: {what} is not binary")
+    if not low <= len(value) <= high:
+        raise MessageError(f"p2p: {what} has {len(value)} bytes, allowed are {low} to {high}")
+    return value
+
+
+def _text(what: str, value: Any, form: re.Pattern[str]) -> str:
+    if type(value) is not str or form.fullmatch(value) is None:
+        raise MessageError(f"p2p: {what} does not have its form")
+    return value
+
+
+def _versions(value: Any) -> tuple[int, int]:
+    low, high = _array("versions", value, 2, 2)
+    low = _integer("lowest version", low, 0, _MAX_VERSION)
+    return low, _integer("highest version", high, low, _MAX_VERSION)
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str or not is_valid_name(value):
+        raise MessageError("p2p: a name is not one of a record")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(map(_name, _array("names", value, 1, MAX_NAMES)))
+
+
+def _hello(number: int, versions: Any, node: Any, namespace: Any, layout: Any, paths: Any) -> Hello:
+    return Hello(
+        number,
+        _versions(versions),
+        _binary("node", node, NODE_BYTES, NODE_BYTES),
+        _text("namespace", namespace, _NAMESPACE),
+        _text("layout", layout, _LAYOUT),
+        tuple(_text("path", path, _TOKEN) for path in _array("paths", paths, 1, _MAX_PATHS)),
+    )
+
+
+def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, max_names: Any, max_items: Any, lease_ms: Any) -> Welcome:
+    return Welcome(
+        number,
+        _integer("version of the session", version, 0, _MAX_VERSION),
+        _binary("node", node, NODE_BYTES, NODE_BYTES),
+        _text("path", path, _TOKEN),
+        _integer("data port", data_port, 0, 65535),
+        _integer("names a message", max_names, 1, MAX_NAMES),
+        _integer("items a message", max_items, 1, MAX_ITEMS),
+        _integer("lease", lease_ms, 0, MAX_WAIT_MS),
+    )
+
+
+def _refused(number: int, code: Any, text: Any, versions: Any) -> Refused:
+    if type(text) is not str or len(text) > MAX_TEXT or not text.isprintable():
+        raise MessageError("p2p: the text of a refusal is not a short printable line")
+    return Refused(number, _text("code of a refusal", code, _TOKEN), text, _versions(versions))
+
+
+def _target(number: int, generation: Any, agent: Any, regions: Any) -> Target:
+    read = []
+    for region in _array("regions", regions, 0, MAX_REGIONS):
+        base, size = _array("region", region, 2, 2)
+        base = _integer("base of a region", base, 0, _MAX_U64)
+        # Base and size together stay inside 64 bits, so that no sum of base and offset wraps round.
+        read.append((base, _integer("size of a region", size, 1, _MAX_U64 - base)))
+    return Target(
+        number,
+        _integer("generation", generation, 1, MAX_NUMBER),
+        _binary("agent", agent, 1, MAX_AGENT_BYTES),
+        tuple(read),
+    )
+
+
+def _lookup(number: int, wait_ms: Any, names: Any) -> Lookup:
+    return Lookup(number, _integer("wait", wait_ms, 0, MAX_WAIT_MS), _names(names))
+
+
+def _found(number: int, sizes: Any) -> Found:
+    return Found(number, tuple(_integer("size", size, 0, MAX_RECORD_BYTES) for size in _array("sizes", sizes, 1, MAX_NAMES)))
+
+
+def _fetch(number: int, generation: Any, deadline_ms: Any, items: Any) -> Fetch:
+    read = []
+    for item in _array("items", items, 1, MAX_ITEMS):
+        name, size, region, offset = _array("item", item, 4, 4)
+        read.append(
+            (
+                _name(name),
+                _integer("size", size, 1, MAX_RECORD_BYTES),
+                _integer("region", region, 0, MAX_REGIONS - 1),
+                _integer("offset", offset, 0, _MAX_U64),
+            )
+        )
+    return Fetch(
+        number,
+        _integer("generation", generation, 0, MAX_NUMBER),
+        _integer("deadline", deadline_ms, 0, MAX_WAIT_MS),
+        tuple(read),
+    )
+
+
+def _result(number: int, statuses: Any) -> Result:
+    read = []
+    for status in _array("statuses", statuses, 1, MAX_ITEMS):
+        code, size = _array("status", status, 2, 2)
+        read.append((_integer("code of a status", code, FOUND, FAILED), _integer("size", size, 0, MAX_RECORD_BYTES)))
+    return Result(number, tuple(read))
+
+
+def _release(number: int, names: Any) -> Release:
+    return Release(_names(names))
+
+
+_READERS: dict[int, tuple[int, Callable[..., Message]]] = {
+    Hello.KIND: (5, _hello),
+    Welcome.KIND: (7, _welcome),
+    Refused.KIND: (3, _refused),
+    Target.KIND: (3, _target),
+    Ready.KIND: (0, Ready),
+    Lookup.KIND: (2, _lookup),
+    Found.KIND: (1, _found),
+    Fetch.KIND: (3, _fetch),
+    Result.KIND: (1, _result),
+    Release.KIND: (1, _release),
+    Goodbye.KIND: (0, lambda number: Goodbye()),
+}
