@@ -31,10 +31,10 @@ from kvstore_sdk.backend import (
     Usage,
     is_valid_name,
 )
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.calls import Call, Item
 from kvstore_sdk_backends.s3.client import AttemptError, ObjectClient
 from kvstore_sdk_backends.s3.items import DeleteItem, GetItem, PutItem, SizeItem, StepItem
-from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.retries import Requests
 from kvstore_sdk_backends.s3.settings import S3Settings
 

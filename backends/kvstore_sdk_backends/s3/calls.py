@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from kvstore_sdk.backend import BackendError, Deadline, UnavailableError
-from kvstore_sdk_backends.s3.loop import EventLoop
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.memory import ItemMemory, ReturnedError
 
 __all__ = ["Call", "Item"]

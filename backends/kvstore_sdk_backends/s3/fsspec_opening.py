@@ -10,11 +10,11 @@ import weakref
 from typing import Annotated, Any
 
 from kvstore_sdk.backend import Bounds, ConfigError, DeniedError, UnavailableError, is_valid_name
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.backend import S3Backend
 from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.current import CREDENTIALS_S
 from kvstore_sdk_backends.s3.fsspec_client import FileSystemKind, FsspecClient
-from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.memory import ItemMemory
 from kvstore_sdk_backends.s3.opening import check_location
 from kvstore_sdk_backends.s3.probe import PROBE_NAME

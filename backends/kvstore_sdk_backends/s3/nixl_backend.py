@@ -25,11 +25,11 @@ from kvstore_sdk.backend import (
     PutStatus,
     UnsupportedError,
 )
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.backend import S3Backend
 from kvstore_sdk_backends.s3.calls import Call, Item
 from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.items import GetItem, PutItem, SizeItem
-from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.nixl_agent import Slot, State, Verb
 from kvstore_sdk_backends.s3.nixl_agents import MAX_STAGED_BYTES, NixlAgents
 from kvstore_sdk_backends.s3.s3fs_client import S3fsClient

@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kvstore_sdk.backend import Backend, Bounds, ConfigError, UnavailableError
 from kvstore_sdk.isolation import in_child, open_isolated
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.backend import MAX_NAME_BYTES, S3Backend
 from kvstore_sdk_backends.s3.current import CREDENTIALS_S
-from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.probe import PROBE_S, probe_store
 from kvstore_sdk_backends.s3.settings import (
     MAX_PUT_BYTES,

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kvstore_sdk.backend import BackendError, UnavailableError
+from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.s3.backend import S3Backend
 from kvstore_sdk_backends.s3.client import AttemptError, ObjectInfo
-from kvstore_sdk_backends.s3.loop import EventLoop
 from kvstore_sdk_backends.s3.memory import ItemMemory
 from kvstore_sdk_backends.s3.settings import S3Settings
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forking import in_child
 from scripted_client import Calling, ScriptedClient, store_over
 
 from kvstore_sdk.backend import (
@@ -26,10 +23,8 @@ from kvstore_sdk.backend import (
     Failure,
     GetStatus,
     PutStatus,
-    TimedOutError,
 )
 from kvstore_sdk_backends.s3.backend import S3Backend
-from kvstore_sdk_backends.s3.loop import EventLoop
 
 SIZE = 1 << 20
 
@@ -47,23 +42,6 @@ def store(client: ScriptedClient) -> Iterator[S3Backend]:
 
 def threads_of_loops() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("kvstore-s3-test")]
-
-
-def in_child(step: Callable[[], object]) -> None:
-    """Run `step` in a forked child and pass on that it failed. It has 10 s."""
-    child = os.fork()
-    if not child:
-        signal.alarm(10)
-        try:
-            step()
-            os._exit(0)
-        except BaseException:  # noqa: BLE001  # nothing may get back into pytest in this process
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status == 0, f"the child ended with {status}"
 
 
 # Until it is closed
@@ -180,40 +158,6 @@ def test_closing_among_calls_answers_each_and_leaves_nothing(seed: int, client: 
     assert threads_of_loops() == []
 
 
-def test_a_look_up_that_hangs_holds_up_neither_closing_nor_the_end_of_the_process() -> None:
-    script = """
-import asyncio, time
-from kvstore_sdk.backend import TimedOutError
-from kvstore_sdk_backends.s3.loop import EventLoop
-
-async def look_up(): await asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
-async def nothing(): pass
-
-loop = EventLoop("kvstore-s3-test")
-try:
-    loop.run("test", look_up, 0.1)
-except TimedOutError:
-    print(loop.close(nothing, 30))
-"""
-    # Bounded by an hour otherwise.
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert (ended.stdout, ended.stderr) == ("True\n", "")
-
-
-def test_a_look_up_tells_what_it_found_or_raised() -> None:
-    loop = EventLoop("kvstore-s3-test")
-
-    async def nothing() -> None: ...
-
-    async def look_up(step: Callable[[str], int], text: str) -> int:
-        return await asyncio.get_running_loop().run_in_executor(None, step, text)
-
-    assert loop.run("test", lambda: look_up(int, "7"), 10) == 7
-    with pytest.raises(ValueError, match="seven"):
-        loop.run("test", lambda: look_up(int, "seven"), 10)
-    assert loop.close(nothing, 5)
-
-
 def test_a_store_that_was_used_and_closed_leaves_no_thread_no_descriptor_and_no_memory(desk: Any) -> None:
     def life() -> list[weakref.ref[Any]]:
         client = ScriptedClient()
@@ -271,53 +215,9 @@ def test_a_fork_while_calls_run_hangs_nobody(client: ScriptedClient, store: S3Ba
     assert all(one.answer() > 0 for one in calls)
 
 
-def test_what_a_child_throws_away_stays_with_its_parent() -> None:
-    """A transport that is collected in the child unregisters its socket: from a set of the child's own."""
-    loop = EventLoop("kvstore-s3-test")
-    near, far = socket.socketpair()
-    near.setblocking(False)
-
-    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(sock=near)
-
-    reader, writer = loop.run("test", connect, 10)
-    in_child(writer.close)
-    asked = Calling(lambda: loop.run("test", lambda: reader.readexactly(4), 10))
-    far.sendall(b"here")
-    assert asked.answer() == b"here"
-
-    async def disconnect() -> None:
-        writer.close()
-        await writer.wait_closed()
-
-    assert loop.close(disconnect, 5)
-    far.close()
-
-
 def test_a_child_does_not_log_what_its_parent_has_open(store: S3Backend, caplog: pytest.LogCaptureFixture) -> None:
     def child() -> None:
         store._loop._loop.call_exception_handler({"message": "Unclosed client session"})
         assert caplog.records == []
 
     in_child(child)
-
-
-# What opening needs
-
-
-def test_a_step_on_the_loop_returns_raises_and_is_bounded() -> None:
-    loop = EventLoop("kvstore-s3-test")
-
-    async def fail() -> None:
-        raise BackendError("as told")
-
-    async def nothing() -> None: ...
-
-    assert loop.run("test", lambda: asyncio.sleep(0, "done"), 10) == "done"
-    with pytest.raises(BackendError, match="as told"):
-        loop.run("test", fail, 10)
-    with pytest.raises(TimedOutError, match="test open: not done within"):
-        loop.run("test open", lambda: asyncio.sleep(3600), 0.05)
-    assert loop.close(nothing, 5)
-    with pytest.raises(ClosedError, match="test: the backend is closed"):
-        loop.run("test", lambda: asyncio.sleep(0), 60)
