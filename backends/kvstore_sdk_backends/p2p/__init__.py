@@ -1,3 +1,5 @@
-"""Records from the host memory of one engine to that of another."""
+"""Host memory to host memory: engines that serve records to each other."""
 
-__all__: list[str] = []
+from kvstore_sdk_backends.p2p.opening import open_p2p
+
+__all__ = ["open_p2p"]
