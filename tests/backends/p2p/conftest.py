@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "soak"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from p2p_network import Link, need
+from p2p_nodes import NodeProcess
 
 
 @pytest.fixture
@@ -19,3 +22,17 @@ def link() -> Iterator[Link]:
     made = Link()
     yield made
     made.close()
+
+
+@pytest.fixture
+def start_node() -> Iterator[Callable[..., NodeProcess]]:
+    """Starts a process for a node, by the arguments of `NodeProcess`; all are ended, whatever became of them."""
+    started: list[NodeProcess] = []
+
+    def start(*arguments: Any, **options: Any) -> NodeProcess:
+        started.append(NodeProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for node in started:
+        node.end()
