@@ -1,0 +1,331 @@
+"""Records over ZMQ, where NIXL is not: one connection for each session, opened by the asker, on which only the owner sends.
+
+A message on it has two frames, a header and the record. All of this runs on the node's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+import zmq
+import zmq.utils.monitor
+
+from kvstore_sdk.backend import Buffer, Deadline
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.messages import MAX_RECORD_BYTES
+from kvstore_sdk_backends.p2p.security import Security
+
+__all__ = ["HEADER", "MAX_QUEUED_BYTES", "Arrival", "Receiver", "Sender", "routing_id"]
+
+HEADER = struct.Struct(">QIQ")
+"""Number of the Fetch, index of the item in it, bytes of the record."""
+
+MAX_QUEUED_BYTES = 32 << 20
+"""Handed to the transport of one session and not yet taken by the kernel. A record that is larger goes alone."""
+
+_LOOK_S = 0.001
+_GRACE_S = 1.0
+"""How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
+_TURN = 8
+"""Records taken from one connection before the loop does something else."""
+_INBOUND = 64
+"""More records than can wait to be taken."""
+_FROM_ASKER_BYTES = 256
+"""An asker sends nothing on a data connection; a frame that is longer than this ends it."""
+
+
+def routing_id(node: bytes) -> bytes:
+    """What the asker's data connection calls itself: the owner sends to nobody else. `node` is that of the asker's Hello."""
+    # An identity of ZMQ must not begin with a zero.
+    return b"d" + node
+
+
+class _Sent:
+    __slots__ = ("freed", "late_at", "size", "tracker")
+
+    def __init__(self, tracker: zmq.MessageTracker, size: int, late_at: float, freed: asyncio.Future[None]) -> None:
+        self.tracker = tracker
+        self.size = size
+        self.late_at = late_at
+        self.freed = freed
+
+
+class Sender:
+    """The owner's end: sends records of one session from the memory where they lie."""
+
+    def __init__(self, context: zmq.Context, security: Security, node: bytes, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        """Listen on a port of its own. `node`: of the asker.
+
+        Raises:
+            UnavailableError: there is no free port.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._to = routing_id(node)
+        self._max_queued_bytes = max_queued_bytes
+        self._sent: deque[_Sent] = deque()
+        self._queued_bytes = 0
+        self._turn = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._reached = False
+        self._closed = False
+        # Not one of asyncio's: its sends would wait inside the library, where a deadline and `close` do not reach them.
+        self._socket: zmq.Socket = context.socket(zmq.ROUTER, socket_class=zmq.Socket)
+        try:
+            security.secure_server(self._socket, "data")
+            self._socket.maxmsgsize = _FROM_ASKER_BYTES
+            self._socket.rcvhwm = 1
+            # What may wait is bounded in bytes, by `max_queued_bytes`.
+            self._socket.sndhwm = 0
+            self._socket.router_mandatory = 1
+            self.port = security.bind_data(self._socket)
+        except BaseException:
+            self._socket.close(0)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over: `close` was called, the asker is gone, or it did not take what was sent."""
+        return self._closed
+
+    @property
+    def queued_bytes(self) -> int:
+        """Memory that the transport still reads."""
+        return self._queued_bytes
+
+    async def send(self, number: int, index: int, buffer: Buffer, deadline: Deadline) -> bool:
+        """Send the record in `buffer`, which must not change before this returns; afterwards the transport reads it no more.
+
+        That holds when it is cancelled, too: the connection is then ended, which is the only way to have the memory back. So is one whose
+        asker has not taken a record by a second after its deadline.
+
+        Returns:
+            Whether the transport took all of it, before the connection ended. Whether it arrived, only the asker knows.
+        """
+        try:
+            async with asyncio.timeout(deadline.remaining_s()), self._turn:
+                while self._queued_bytes and self._queued_bytes + buffer.length > self._max_queued_bytes and not self._closed:
+                    self._room.clear()
+                    await self._room.wait()
+                sent = await self._hand_over(number, index, buffer, deadline)
+        except TimeoutError:
+            return False
+        if sent is None:
+            return False
+        cancelled: asyncio.CancelledError | None = None
+        while not sent.freed.done():
+            try:
+                await asyncio.shield(sent.freed)
+            except asyncio.CancelledError as cause:
+                cancelled = cause
+                self.close()
+        if cancelled is not None:
+            raise cancelled
+        return not self._closed
+
+    def close(self) -> None:
+        """End the connection. The memory of all that is under way is free within milliseconds. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._room.set()
+            self._socket.close(0)
+
+    async def _hand_over(self, number: int, index: int, buffer: Buffer, deadline: Deadline) -> _Sent | None:
+        parts = [self._to, HEADER.pack(number, index, buffer.length), buffer.view]
+        while not self._closed:
+            try:
+                tracker = self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
+            except zmq.ZMQError as cause:
+                if cause.errno != zmq.EHOSTUNREACH or self._reached:
+                    self.close()
+                    break
+                # The asker connects when it has read the Welcome.
+                await asyncio.sleep(_LOOK_S)
+                continue
+            self._reached = True
+            sent = _Sent(tracker, buffer.length, deadline.at_s + _GRACE_S, self._loop.create_future())
+            self._sent.append(sent)
+            self._queued_bytes += sent.size
+            if len(self._sent) == 1:
+                self._look()
+            return sent
+        return None
+
+    def _look(self) -> None:
+        """Not a task: those are cancelled when the loop ends, and whoever waits for its memory then still waits for this."""
+        if not self._closed:
+            # What a lost connection held is let go of only when the socket is asked something.
+            self._socket.getsockopt(zmq.EVENTS)
+        while self._sent and self._sent[0].tracker.done:
+            sent = self._sent.popleft()
+            self._queued_bytes -= sent.size
+            sent.freed.set_result(None)
+            self._room.set()
+        if self._sent:
+            if Deadline(self._sent[0].late_at).expired:
+                self.close()
+            self._loop.call_later(_LOOK_S, self._look)
+
+
+class Arrival:
+    """The records of one Fetch, on their way into the buffers that wait for them."""
+
+    def __init__(self, forget: Callable[[], None], buffers: Mapping[int, Buffer]) -> None:
+        self._forget = forget
+        self._waiting = dict(buffers)
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when no further record comes: all are there, the connection is lost, or `cancel` was called."""
+        self._check()
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Indexes of what has not arrived."""
+        return frozenset(self._waiting)
+
+    async def wait(self, until: Deadline) -> bool:
+        """Whether all records are there; returns when they are, when no more come, and at `until`."""
+        await asyncio.wait({self.over}, timeout=until.remaining_s())
+        return not self._waiting
+
+    def skip(self, indexes: Iterable[int]) -> None:
+        """Do not wait for these, which the owner said it does not send. They stay `missing` no longer."""
+        for index in indexes:
+            self._waiting.pop(index, None)
+        self._check()
+
+    def cancel(self) -> None:
+        """Take nothing more. From now on no byte is written to the buffers, whatever still arrives. Idempotent."""
+        self._forget()
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def _check(self) -> None:
+        if not self._waiting:
+            self.cancel()
+
+
+class Receiver:
+    """The asker's end: copies records into the buffers that wait for them, and drops what nobody waits for."""
+
+    def __init__(self, context: zmq.Context, security: Security, address: Address, node: bytes, lost: Callable[[str], None]) -> None:
+        """Connect.
+
+        Args:
+            address: The owner's, with the data port of its Welcome.
+            node: This node's, as in its Hello.
+            lost: Called once, on the loop, with the reason as a clause, when the connection is lost or its other end breaks the protocol.
+                There is no second connection in a session.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._address = address
+        self._lost = lost
+        self._arrivals: dict[int, Arrival] = {}
+        self._header = bytearray(HEADER.size)
+        self._closed = False
+        self._socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
+        self._monitor: zmq.Socket = context.socket(zmq.PAIR, socket_class=zmq.Socket)
+        try:
+            security.secure_client(self._socket, "data", address)
+            self._socket.routing_id = routing_id(node)
+            events = f"inproc://kvstore-p2p-data-{os.urandom(8).hex()}"
+            self._socket.monitor(events, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+            self._monitor.linger = 0
+            self._monitor.connect(events)
+            self._socket.connect(address.endpoint)
+        except BaseException:
+            self._end_sockets()
+            raise
+        for socket, step in ((self._socket, self._take), (self._monitor, self._watch)):
+            self._loop.add_reader(socket.FD, step)
+            # The descriptor tells of changes alone, and there may have been one before it was looked at.
+            self._loop.call_soon(step)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def expect(self, number: int, buffers: Mapping[int, Buffer]) -> Arrival:
+        """Wait for the records of a Fetch, before it is sent. Cancel the arrival at the end, whatever became of it.
+
+        Args:
+            buffers: By index of the item, each as long as the record.
+        """
+        arrival = Arrival(lambda: self._drop(number), buffers)
+        if self._closed:
+            arrival.cancel()
+        elif not arrival.over.done():
+            self._arrivals[number] = arrival
+        return arrival
+
+    def close(self) -> None:
+        """End the connection and all arrivals. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            for socket in (self._socket, self._monitor):
+                self._loop.remove_reader(socket.FD)
+            self._end_sockets()
+            for arrival in list(self._arrivals.values()):
+                arrival.cancel()
+
+    def _end_sockets(self) -> None:
+        with suppress(zmq.ZMQError):
+            self._socket.disable_monitor()
+        self._socket.close(0)
+        self._monitor.close(0)
+
+    def _drop(self, number: int) -> None:
+        self._arrivals.pop(number, None)
+
+    def _fail(self, reason: str) -> None:
+        if not self._closed:
+            self.close()
+            self._lost(reason)
+
+    def _watch(self) -> None:
+        try:
+            while not self._closed:
+                zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                # What came before the end is whole.
+                self._take(_INBOUND)
+                self._fail("the data connection is lost")
+        except zmq.Again:
+            return
+
+    def _take(self, most: int = _TURN) -> None:
+        try:
+            for _ in range(most):
+                if self._closed:
+                    return
+                if (breach := self._take_one()) is not None:
+                    self._fail(breach)
+                    return
+        except zmq.Again:
+            return
+        except zmq.ZMQError as cause:
+            self._fail(f"the data connection failed: {cause.strerror}")
+            return
+        self._loop.call_soon(self._take)
+
+    def _take_one(self) -> str | None:
+        """Take a message, into its buffer where one waits. What is wrong with it otherwise."""
+        if self._socket.recv_into(self._header, flags=zmq.NOBLOCK) != HEADER.size or not self._socket.rcvmore:
+            return "a data message is not a header and a record"
+        number, index, size = HEADER.unpack(self._header)
+        if not 0 < size <= MAX_RECORD_BYTES:
+            return "a data header has no size of a record"
+        arrival = self._arrivals.get(number)
+        buffer = None if arrival is None else arrival._waiting.get(index)
+        if buffer is not None and buffer.length != size:
+            return f"a record of {size} bytes came for one of {buffer.length}"
+        # An empty buffer drops the frame. A frame that is longer than its buffer is cut, never written beyond it.
+        came = self._socket.recv_into(bytearray() if buffer is None else buffer.view, flags=zmq.NOBLOCK)
+        if came != size or self._socket.rcvmore:
+            return "a data message is not a header and a record"
+        if arrival is not None and buffer is not None:
+            del arrival._waiting[index]
+            arrival._check()
+        return None
