@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -81,6 +82,11 @@ class Machine:
         thread.start()
         thread.join()
         return results[0]
+
+    def received_bytes(self) -> int:
+        """By its end of the link."""
+        [device] = json.loads(self.run("ip", "-s", "-j", "link", "show", "veth0"))
+        return int(device["stats64"]["rx"]["bytes"])
 
     def close(self) -> None:
         """What still runs here keeps it."""

@@ -131,6 +131,7 @@ class Node:
     def __init__(self) -> None:
         self._backend: Any = None
         self._stop = threading.Event()
+        self.closes = True
 
     def open(self, target: str, options: dict[str, Any], slots: int, slot_bytes: int) -> dict[str, Any]:
         """Open a backend by its URL, with memory for records beside it."""
@@ -138,7 +139,7 @@ class Node:
         self._backend = open_backend(target, options)
         if isinstance(self._backend, SupportsRegions):
             self._backend.register_region(self._slots.region)
-        return {"address": getattr(self._backend, "address", "")}
+        return {"address": str(getattr(self._backend, "address", ""))}
 
     def put(self, names: list[str], size: int, timeout_s: float = 20.0) -> list[str]:
         return [status for batch in self._batches(names) for status in self._put(batch, size, timeout_s)]
@@ -166,7 +167,8 @@ class Node:
         return {"answers": told, "took_s": time.monotonic() - began_s}
 
     def get(self, names: list[str], size: int, timeout_s: float = 20.0) -> dict[str, Any]:
-        """One call. What became of each, how many bytes of those that were FOUND are wrong, and how long it took."""
+        """One call. What became of each, how many bytes of those that were FOUND are wrong, how many others were written to, and how long
+        it took."""
         taken = self._slots.take(len(names))
         gets = []
         for name, slot in zip(names, taken, strict=True):
@@ -185,10 +187,12 @@ class Node:
                 "took_s": time.monotonic() - began_s,
             }
         took_s = time.monotonic() - began_s
-        wrong, errors = 0, []
+        wrong, touched, errors = 0, 0, []
         for name, slot, result in zip(names, taken, results, strict=True):
             if result.status is GetStatus.FOUND:
                 wrong += self._wrong_bytes(name, slot, size)
+            elif self._slots.buffer(slot, size).view != bytes((EMPTY,)) * size:
+                touched += 1
             if result.error is not None:
                 errors.append(str(result.error))
             if result.status is GetStatus.IN_DOUBT:
@@ -196,7 +200,7 @@ class Node:
             else:
                 self._slots.give_back([slot])
         statuses = [result.status.name for result in results]
-        return {"statuses": statuses, "errors": sorted(set(errors)), "wrong": wrong, "took_s": took_s}
+        return {"statuses": statuses, "errors": sorted(set(errors)), "wrong": wrong, "touched": touched, "took_s": took_s}
 
     def _wrong_bytes(self, name: str, slot: int, size: int) -> int:
         seen, right = self._slots.buffer(slot, size).view, record(name, size)
@@ -243,7 +247,7 @@ class Node:
         return {"counts": counts, "late_s": late_s[0]}
 
     def stop(self) -> None:
-        """End the traffic."""
+        """End the traffic, or the computing."""
         self._stop.set()
 
     def settle(self, timeout_s: float) -> int:
@@ -261,14 +265,21 @@ class Node:
     def changed(self) -> dict[str, int]:
         return {"bytes": self._slots.changed(), "doubted": self._slots.doubted_and_filled}
 
-    def compute(self, seconds: float) -> None:
-        """Do nothing but compute, in Python, as a step of an engine at its worst."""
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
+    def compute(self, most_s: float = 60.0) -> None:
+        """Do nothing but compute, in Python, as a step of an engine at its worst, until `stop` or for `most_s`."""
+        self._stop.clear()
+        until_s = time.monotonic() + most_s
+        while not self._stop.is_set() and time.monotonic() < until_s:
             pass
 
-    def stats(self) -> dict[str, Any]:
-        return {"doubts": self._slots.doubts, "threads": sorted(thread.name for thread in threading.enumerate())}
+    def stats(self) -> dict[str, int]:
+        """Numbers of the node, and how many slots are in doubt."""
+        counters = getattr(self._backend, "counters", dict)
+        return {"doubts": self._slots.doubts} | counters()
+
+    def never_close(self) -> None:
+        """When the input ends the process does, and leaves the backend as it is."""
+        self.closes = False
 
     def close(self) -> float:
         """How long it took."""
@@ -304,7 +315,8 @@ def main() -> None:
         command = json.loads(line)
         number, method = command.pop("id"), getattr(node, command.pop("do"))
         threading.Thread(target=carry_out, args=(number, method, command), daemon=True, name=f"command {number}").start()
-    node.close()
+    if node.closes:
+        node.close()
 
 
 if __name__ == "__main__":

@@ -20,11 +20,14 @@ from typing import Any
 from p2p_network import Machine
 from soak_watch import children_of, is_alive, look_at
 
-__all__ = ["NodeProcess", "names", "wait_for"]
+__all__ = ["LATE_S", "NodeProcess", "loads_all", "names", "wait_for"]
 
 SCRIPT = Path(__file__).parent / "p2p_node.py"
 ANSWER_S = 60.0
 LIMIT_S = 20.0
+
+LATE_S = 5.0
+"""How late an answer may be on a busy machine. What has run into another time-out than its own is later."""
 
 _lives = itertools.count()
 
@@ -39,6 +42,16 @@ def wait_for(condition: Callable[[], object], within_s: float = LIMIT_S) -> None
     while not condition():
         assert time.monotonic() < until_s, f"not so within {within_s:g} s"
         time.sleep(0.02)
+
+
+def loads_all(node: NodeProcess, wanted: list[str], size: int, timeout_s: float = 10.0) -> bool:
+    """Look up and load, once. Whether all came; a byte that is wrong is an error at once."""
+    if node.ask("exists", names=wanted, timeout_s=timeout_s)["answers"] != [True] * len(wanted):
+        return False
+    done = node.ask("get", names=wanted, size=size, timeout_s=timeout_s)
+    assert done["wrong"] == 0
+    assert done["took_s"] < timeout_s + LATE_S
+    return bool(set(done["statuses"]) == {"FOUND"})
 
 
 class NodeProcess:
