@@ -1,0 +1,86 @@
+"""The control socket of a node, read and written without ever waiting for one of its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import zmq
+
+__all__ = ["ControlLine"]
+
+logger = logging.getLogger(__name__)
+
+_TURN = 8
+"""Messages taken before the loop does something else."""
+
+
+class ControlLine:
+    """A ROUTER on the node's event loop. It takes one message of each peer in turn, as libzmq has it."""
+
+    def __init__(self, socket: zmq.Socket, read: Callable[[list[zmq.Frame]], object]) -> None:
+        """`socket`: bound, not one of asyncio's, whose sends would wait behind that of a peer that does not read. It is closed with this.
+
+        `read`: called on the loop with each message, identity first.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket
+        self._read = read
+        self._soon = False
+        self._closed = False
+        # A peer that is gone, or does not read, is an error at once, and not a message that is lost.
+        socket.router_mandatory = 1
+        self._descriptor = socket.FD
+        self._loop.add_reader(self._descriptor, self._take)
+        # The descriptor tells of changes alone, and there may have been one before it was looked at.
+        self._take_soon()
+
+    def send(self, identity: bytes, frame: bytes) -> str | None:
+        """Send to a peer, or say, as a clause, why it cannot be sent to."""
+        if self._closed:
+            return "this node is closed"
+        try:
+            self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return "it does not read what it is sent"
+        except zmq.ZMQError as cause:
+            return f"it cannot be reached: {cause.strerror}"
+        finally:
+            # Sending may use up the signal that something has come.
+            self._take_soon()
+        return None
+
+    def close(self) -> None:
+        """Take and send nothing more. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(0)
+
+    def _take_soon(self) -> None:
+        if not self._soon and not self._closed:
+            self._soon = True
+            self._loop.call_soon(self._take_after_sending)
+
+    def _take_after_sending(self) -> None:
+        self._soon = False
+        self._take()
+
+    def _take(self) -> None:
+        for _ in range(_TURN):
+            if self._closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            except zmq.ZMQError as cause:
+                logger.error("p2p: the control socket failed: %s", cause)
+                return
+            try:
+                self._read(frames)
+            except Exception:
+                # A fault of this node's in one answer must cost the others nothing.
+                logger.exception("p2p: a message could not be answered")
+        self._take_soon()

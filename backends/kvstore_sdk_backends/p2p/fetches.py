@@ -1,0 +1,226 @@
+"""What a node does for a Fetch: lend the records, seal them, send them, and give them back when nothing reads them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, Ticket
+from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import BUSY, FAILED, FOUND, MISSING, WRONG_SIZE, Fetch, Result
+from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk_backends.p2p.sessions import Session
+
+__all__ = ["Fetches", "in_thread"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_BATCH_BYTES = 32 << 20
+"""Records of one Fetch that are lent, sealed and sent together."""
+_PIN_S = 0.005
+"""Between two tries to borrow a record that is there, while all that may be lent is on its way."""
+_SETTLE_S = 0.5
+
+Item = tuple[str, int, int, int]
+Status = tuple[int, int]
+
+
+async def in_thread(step: Callable[[], T]) -> T:
+    """What `step` returns, on a thread of the loop's executor. Cancelled or not, the thread goes on to its end."""
+    return await asyncio.get_running_loop().run_in_executor(None, step)
+
+
+class Fetches:
+    """The transfers of all sessions. No loan goes back while the transport may still read it, also when its session has ended."""
+
+    def __init__(self, leases: Leases, plane: Plane | None, limits: Limits, lost: Callable[[Session, str], None]) -> None:
+        """`lost`: called with the reason when a session's transport is over."""
+        self._leases = leases
+        self._plane = plane
+        self._limits = limits
+        self._lost = lost
+        self._doubts: dict[Ticket, asyncio.Future[None]] = {}
+        self._settling: asyncio.Task[None] | None = None
+        self.records_sent = 0
+        self.bytes_sent = 0
+
+    async def run(self, session: Session, fetch: Fetch) -> Result:
+        """Move what is asked for. Returns when the transport is over with every item, which may be long after the deadline."""
+        deadline = Deadline.after(min(fetch.deadline_ms / 1000, self._limits.max_fetch_s))
+        statuses: list[Status] = [(FAILED, 0)] * len(fetch.items)
+        # What is not there as it is asked for must not take room: its size is whatever the peer says.
+        fitting = []
+        for index, there in enumerate(self._leases.sizes([item[0] for item in fetch.items])):
+            if there != fetch.items[index][1]:
+                statuses[index] = (WRONG_SIZE if there else MISSING, there)
+            elif self._is_sound(session, fetch.generation, fetch.items[index]):
+                fitting.append(index)
+        batches = (self._batch(session, fetch, batch, statuses, deadline) for batch in _batches(fetch.items, fitting))
+        for failed in await asyncio.gather(*batches, return_exceptions=True):
+            if isinstance(failed, BaseException):
+                # Its loans stay out until the node closes: nobody knows whether something still reads them.
+                logger.error("p2p: a transfer to %s failed unexpectedly", session.host, exc_info=failed)
+        return Result(fetch.number, tuple(statuses))
+
+    def unfinished(self) -> int:
+        """Pieces whose buffers the data plane may still read."""
+        return len(self._doubts)
+
+    @staticmethod
+    def _is_sound(session: Session, generation: int, item: Item) -> bool:
+        """Whether the peer may be sent this, there."""
+        if session.path != "nixl":
+            return True
+        _, size_bytes, region, offset = item
+        target = session.target
+        if target is None or target.generation != generation or region >= len(target.regions):
+            return False
+        return offset + size_bytes <= target.regions[region][1]
+
+    async def _batch(self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline) -> None:
+        size_bytes = sum(fetch.items[index][1] for index in indexes)
+        if not await session.room.enter(size_bytes, deadline):
+            for index in indexes:
+                statuses[index] = (BUSY, 0)
+            return
+        try:
+            left = list(indexes)
+            while left:
+                left, moved = await self._pass(session, fetch, left, statuses, deadline)
+                if left and (session.ended or deadline.expired):
+                    break
+                if left and not moved:
+                    await asyncio.sleep(_PIN_S)
+        finally:
+            session.room.leave(size_bytes)
+
+    async def _pass(
+        self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline
+    ) -> tuple[list[int], bool]:
+        """Send what may be lent now. Returns what is there and may not, and whether anything was lent."""
+        if session.ended or deadline.expired:
+            return [], False
+        names = [fetch.items[index][0] for index in indexes]
+        lent: dict[int, Borrowed] = {}
+        pending: list[int] = []
+        misfits: list[Borrowed] = []
+        for index, borrowed in zip(indexes, self._leases.take(session.id, names), strict=True):
+            name, size_bytes, _, _ = fetch.items[index]
+            if borrowed is None:
+                there = self._leases.sizes([name])[0]
+                statuses[index] = (BUSY if there else MISSING, there)
+                if there:
+                    pending.append(index)
+            elif borrowed.size_bytes != size_bytes:
+                statuses[index] = (WRONG_SIZE, borrowed.size_bytes)
+                misfits.append(borrowed)
+            else:
+                statuses[index] = (FAILED, 0)
+                lent[index] = borrowed
+        self._leases.give_back(misfits)
+        if lent:
+            await self._move(session, fetch, lent, statuses, deadline)
+        return pending, bool(lent)
+
+    async def _move(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], statuses: list[Status], deadline: Deadline) -> None:
+        await self._seal(lent)
+        if not lent:
+            return
+        if session.path == "nixl":
+            sent = await self._write(session, fetch, lent, deadline)
+        else:
+            sent = await self._send(session, fetch, lent, deadline)
+        for index in sent:
+            statuses[index] = (FOUND, lent[index].size_bytes)
+            self.records_sent += 1
+            self.bytes_sent += lent[index].size_bytes
+        self._leases.give_back(lent.values())
+
+    async def _seal(self, lent: dict[int, Borrowed]) -> None:
+        """Leave those in `lent` that are good."""
+        unsealed = {index: borrowed for index, borrowed in lent.items() if not getattr(borrowed.loan, "sealed", False)}
+        if not unsealed:
+            return
+        good = await in_thread(lambda: {index for index, borrowed in unsealed.items() if borrowed.loan.seal()})
+        self._leases.give_back([lent.pop(index) for index in unsealed.keys() - good])
+
+    async def _send(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], deadline: Deadline) -> list[int]:
+        """Over the session's data connection. Returns the indexes of what was sent."""
+        sender = session.sender
+        if sender is None:
+            return []
+        sends = (sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in lent.items())
+        sent = [index for index, done in zip(lent, await asyncio.gather(*sends), strict=True) if done]
+        if sender.closed:
+            self._lost(session, "its data connection is over")
+        return sent
+
+    async def _write(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], deadline: Deadline) -> list[int]:
+        """Into the peer's memory. Returns the indexes of what has landed."""
+        plane, target = self._plane, session.target
+        if plane is None or target is None or target.generation != fetch.generation:
+            return []
+        pieces = []
+        for index, borrowed in lent.items():
+            _, _, region, offset = fetch.items[index]
+            pieces.append((borrowed.buffer, target.regions[region][0] + offset))
+        async with session.calls:
+            if session.ended:
+                return []
+            try:
+                results: list[PutResult] = await in_thread(partial(plane.send, session.id, pieces, deadline))
+            except BackendError as error:
+                self._lost(session, str(error))
+                return []
+        doubts = [self._doubt(result.ticket) for result in results if result.status is PutStatus.IN_DOUBT]
+        for doubt in doubts:
+            await asyncio.shield(doubt)
+        return [index for index, result in zip(lent, results, strict=True) if result.status is PutStatus.STORED]
+
+    def _doubt(self, ticket: Ticket | None) -> asyncio.Future[None]:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if ticket is None:
+            over.set_result(None)
+            return over
+        self._doubts[ticket] = over
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle())
+        return over
+
+    async def _settle(self) -> None:
+        """Ask for all doubts together, on one thread, while there are any."""
+        plane = self._plane
+        while self._doubts and plane is not None:
+            tickets = list(self._doubts)
+            began_s = time.monotonic()
+            try:
+                over = await in_thread(partial(plane.settle, tickets, Deadline.after(_SETTLE_S)))
+            except BackendError as error:
+                logger.warning("p2p: what was sent cannot be settled: %s", error)
+                over = [False] * len(tickets)
+            for ticket, is_over in zip(tickets, over, strict=True):
+                if is_over and not (doubt := self._doubts.pop(ticket)).done():
+                    doubt.set_result(None)
+            if self._doubts and not any(over):
+                await asyncio.sleep(max(0.05, began_s + 0.1 - time.monotonic()))
+
+
+def _batches(items: Sequence[Item], indexes: Sequence[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    batch_bytes = 0
+    for index in indexes:
+        size_bytes = items[index][1]
+        if batch and batch_bytes + size_bytes > _BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(index)
+        batch_bytes += size_bytes
+    if batch:
+        yield batch

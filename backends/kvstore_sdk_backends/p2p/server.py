@@ -1,0 +1,400 @@
+"""The owner's half of a node: answers peers, on the node's event loop, whatever they send."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import zmq
+
+from kvstore_sdk.backend import BackendError, Deadline, RecordSource
+from kvstore_sdk_backends.p2p.control_line import ControlLine
+from kvstore_sdk_backends.p2p.data_path import Sender
+from kvstore_sdk_backends.p2p.fetches import Fetches, in_thread
+from kvstore_sdk_backends.p2p.guard import Guard
+from kvstore_sdk_backends.p2p.leases import Leases
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import (
+    BUSY,
+    MAX_ITEMS,
+    MAX_NAMES,
+    VERSION,
+    VERSIONS,
+    Fetch,
+    ForeignHello,
+    Found,
+    Goodbye,
+    Hello,
+    Lookup,
+    MessageError,
+    Ready,
+    Refused,
+    Release,
+    Result,
+    Sent,
+    Target,
+    Welcome,
+    decode,
+    encode,
+)
+from kvstore_sdk_backends.p2p.notices import Notices
+from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk_backends.p2p.sessions import Session, Sessions
+from kvstore_sdk_backends.p2p.waits import Waits
+
+__all__ = ["Server"]
+
+logger = logging.getLogger(__name__)
+
+_ADMIT_S = 3.0
+_TARGETS = 2
+"""Targets of one session that are being read or wait to be."""
+
+
+class Server:
+    """Sessions of peers on one control socket. All of it runs on the loop; nothing that a peer sends or leaves undone stops it."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket,
+        *,
+        node: bytes,
+        sources: Sequence[RecordSource],
+        plane: Plane | None,
+        make_sender: Callable[[bytes], Sender],
+        limits: Limits,
+        label: str = "p2p",
+        guard: Guard | None = None,
+    ) -> None:
+        """On the loop's thread.
+
+        Args:
+            socket: A ROUTER that is bound, not one of asyncio's. The server closes it.
+            node: Of this node.
+            sources: Asked in order; one that is appended later is served from then on.
+            plane: Where NIXL is.
+            make_sender: Listens for the data connection of a session with that node.
+            guard: Of `socket`; it says which connections are gone.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._node = node
+        self._sources = sources
+        self._plane = plane
+        self._make_sender = make_sender
+        self._limits = limits
+        self._label = label
+        self._guard = guard
+        self._sessions = Sessions(limits)
+        self._leases = Leases(sources, limits)
+        self._waits = Waits(self._leases.sizes, limits)
+        self._fetches = Fetches(self._leases, plane, limits, self._end)
+        self._notices = Notices()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = asyncio.Event()
+        self._closed = False
+        self._taking = False
+        self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames", "fences"), 0)
+        if guard is not None:
+            guard.lost = self._lost
+        self._line = ControlLine(socket, self._read)
+
+    async def run(self) -> None:
+        """Answer look-ups that wait, and end leases, until it is cancelled."""
+        await asyncio.gather(self._look(), self._expire())
+
+    async def close(self) -> None:
+        """End all sessions and give all loans back, within `close_s`. Idempotent.
+
+        Whoever closes the data plane does it before: what it may still read is given back here in any case.
+        """
+        if self._closed:
+            return
+        until = Deadline.after(self._limits.close_s)
+        for session in self._sessions:
+            self._end(session, "this node closes")
+        self._closed = True
+        self._line.close()
+        await self._finish(Deadline(min(until.at_s, time.monotonic() + self._limits.close_s / 2)))
+        if self._fetches.unfinished() and self._plane is not None:
+            await self._fence(until)
+            await self._finish(until)
+        self._leases.close()
+
+    def counters(self) -> dict[str, int]:
+        """What was done since the start, and what is held now. From any thread."""
+        return self._counts | {
+            "records_sent": self._fetches.records_sent,
+            "bytes_sent": self._fetches.bytes_sent,
+            "sessions_now": len(self._sessions),
+            "waits_now": len(self._waits),
+            "leases_now": self._leases.leased,
+            "leased_bytes_now": self._leases.leased_bytes,
+            "sending_now": self._leases.taken,
+        }
+
+    # What comes in.
+
+    def _lost(self, descriptor: int) -> None:
+        if (session := self._sessions.of_fd(descriptor)) is not None:
+            self._end(session, "its connection is gone")
+
+    def _read(self, frames: list[zmq.Frame]) -> None:
+        identity = frames[0].bytes
+        session = self._sessions.of(identity)
+        try:
+            if len(frames) != 2:
+                raise MessageError(f"p2p: a message is one frame, these are {len(frames) - 1}")
+            message = decode(frames[1].buffer)
+        except MessageError as error:
+            self._counts["bad_frames"] += 1
+            if session is None and self._guard is not None:
+                self._guard.end(frames[-1])
+            self._bad(identity, session, error)
+            return
+        if isinstance(message, Hello):
+            self._hello(identity, frames[1], message)
+        elif isinstance(message, ForeignHello):
+            text = f"this node speaks versions {VERSIONS[0]} to {VERSIONS[1]}, the other one {message.versions[0]} to {message.versions[1]}"
+            self._refuse(identity, message.number, "version", text)
+        elif session is None:
+            if not isinstance(message, Release | Goodbye):
+                self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
+        else:
+            session.heard_s = time.monotonic()
+            self._of_session(session, message)
+
+    def _of_session(self, session: Session, message: object) -> None:
+        match message:
+            case Lookup():
+                self._lookup(session, message)
+            case Fetch():
+                self._fetch(session, message)
+            case Release():
+                self._leases.release(session.id, message.names)
+            case Target():
+                self._target(session, message)
+            case Goodbye():
+                self._end(session, "")
+            case _:
+                self._bad(session.identity, session, MessageError(f"p2p: {type(message).__name__} is no message of an asker"))
+
+    def _bad(self, identity: bytes, session: Session | None, error: MessageError) -> None:
+        if session is None:
+            # Whoever it is has not said Hello, and is not worth an answer.
+            if (unsaid := self._notices.due("no session")) is not None:
+                logger.warning("%s: dropped what is no message: %s%s", self._label, error, Notices.more(unsaid))
+            return
+        session.bad_frames += 1
+        self._refuse(identity, 0, "invalid", str(error))
+        if session.bad_frames >= self._limits.bad_frames:
+            self._end(session, f"it sent {session.bad_frames} frames that are no message")
+
+    # Sessions.
+
+    def _hello(self, identity: bytes, frame: zmq.Frame, hello: Hello) -> None:
+        host, fd = frame.get("Peer-Address"), int(frame.get("__fd"))
+        # What is known of connections that ended, before one is taken for another that got its descriptor.
+        if self._guard is not None:
+            self._guard.look()
+        if (refusal := self._unfit(hello)) is not None:
+            code, text = refusal
+            if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
+                logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
+            self._refuse(identity, hello.number, code, text)
+            return
+        for old in self._sessions.replaced_by(identity, fd, hello.node):
+            self._end(old, "" if old.identity == identity else "its node has a new session")
+        if self._sessions.full and not self._make_room():
+            self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
+            return
+        path = self._path(hello)
+        sender = None
+        if path == "zmq":
+            try:
+                sender = self._make_sender(hello.node)
+            except BackendError as error:
+                self._refuse(identity, hello.number, "full", str(error))
+                return
+        session = Session(identity, fd, host, hello.node, path, sender, self._limits)
+        session.heard_s = time.monotonic()
+        self._sessions.add(session)
+        self._counts["sessions"] += 1
+        if self._guard is not None:
+            self._guard.welcome(frame)
+        lease_ms = round(self._limits.lease_s * 1000)
+        port = sender.port if sender is not None else 0
+        self._send(session, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS, lease_ms))
+
+    def _unfit(self, hello: Hello) -> tuple[str, str] | None:
+        """Why there can be no session: code and text."""
+        if hello.node == self._node:
+            return "self", "this is the same node"
+        if not hello.versions[0] <= VERSION <= hello.versions[1]:
+            return "version", f"this node speaks version {VERSION}, the other one {hello.versions[0]} to {hello.versions[1]}"
+        for field, theirs in (("namespace", hello.namespace), ("layout", hello.layout)):
+            ours = [value for source in list(self._sources) if (value := getattr(source, field))]
+            if theirs and ours and theirs not in ours:
+                return field, f"its {field} is {theirs}, that of the records here {ours[0]}: another model, or set up in another way"
+        if not self._path(hello):
+            return "path", f"it moves data over {', '.join(hello.paths)}, this node over {', '.join(self._paths())}"
+        return None
+
+    def _paths(self) -> tuple[str, ...]:
+        return ("nixl", "zmq") if self._plane is not None else ("zmq",)
+
+    def _path(self, hello: Hello) -> str:
+        return next((path for path in hello.paths if path in self._paths()), "")
+
+    def _make_room(self) -> bool:
+        busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
+        if (idle := self._sessions.idlest(time.monotonic(), busy)) is None:
+            return False
+        self._end(idle, "it was idle, and another peer needs its place")
+        return True
+
+    def _end(self, session: Session, reason: str) -> None:
+        """End a session: its leases and waits at once, its transfers as soon as they are over. Its peer is told where there is a reason."""
+        if session.ended:
+            return
+        session.ended = True
+        self._sessions.remove(session)
+        self._waits.end(session.id)
+        self._leases.end(session.id)
+        if session.sender is not None:
+            session.sender.close()
+        if reason:
+            logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
+            self._put(session.identity, Goodbye())
+        if session.target is not None and self._plane is not None and not self._closed:
+            self._start(self._drop(session, self._plane))
+
+    async def _drop(self, session: Session, plane: Plane) -> None:
+        """Have the data plane forget a peer. What is on its way to it must end too, in bounded time."""
+        await in_thread(partial(plane.drop, session.id))
+        until = Deadline.after(self._limits.fence_after_s)
+        while session.fetching and not until.expired:
+            await asyncio.sleep(self._limits.fence_after_s / 100)
+        if session.fetching and not self._closed:
+            logger.warning("%s: transfers to %s do not end; the data plane is restarted", self._label, session.host)
+            await self._fence(Deadline.after(self._limits.fence_after_s))
+
+    async def _fence(self, until: Deadline) -> None:
+        if self._plane is not None:
+            self._counts["fences"] += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until.remaining_s()):
+                    await in_thread(self._plane.fence)
+
+    # Questions.
+
+    def _lookup(self, session: Session, lookup: Lookup) -> None:
+        self._counts["lookups"] += 1
+        if lookup.wait_ms and not all(self._leases.sizes(lookup.names)):
+            until_s = time.monotonic() + min(lookup.wait_ms / 1000, self._limits.max_wait_s)
+            if self._waits.add(session.id, lookup.names, until_s, partial(self._answer, session, lookup)):
+                self._waiting.set()
+                return
+        self._answer(session, lookup)
+
+    def _answer(self, session: Session, lookup: Lookup) -> None:
+        if not session.ended:
+            self._send(session, Found(lookup.number, tuple(self._leases.lease(session.id, lookup.names, time.monotonic()))))
+
+    def _fetch(self, session: Session, fetch: Fetch) -> None:
+        self._counts["fetches"] += 1
+        if session.fetching >= self._limits.session_fetches:
+            self._send(session, Result(fetch.number, ((BUSY, 0),) * len(fetch.items)))
+            return
+        session.fetching += 1
+        self._start(self._move(session, fetch))
+
+    async def _move(self, session: Session, fetch: Fetch) -> None:
+        try:
+            result = await self._fetches.run(session, fetch)
+        finally:
+            session.fetching -= 1
+        if not session.ended:
+            self._send(session, result)
+
+    def _target(self, session: Session, target: Target) -> None:
+        if session.path != "nixl" or self._plane is None:
+            self._refuse(session.identity, target.number, "path", "this session does not move data over nixl")
+        elif session.targets_pending >= _TARGETS:
+            self._refuse(session.identity, target.number, "busy", "earlier targets are still being read")
+        else:
+            session.targets_pending += 1
+            self._start(self._admit(session, self._plane, target))
+
+    async def _admit(self, session: Session, plane: Plane, target: Target) -> None:
+        refusal: str | None = None
+        try:
+            async with session.targets:
+                session.target = None
+                until = Deadline.after(_ADMIT_S)
+                await in_thread(partial(plane.admit, session.id, target.agent, target.regions, until))
+                if session.ended:
+                    await in_thread(partial(plane.drop, session.id))
+                    return
+                session.target = target
+        except BackendError as error:
+            refusal = str(error)
+        finally:
+            session.targets_pending -= 1
+        if session.ended:
+            return
+        if refusal is None:
+            self._send(session, Ready(target.number))
+        else:
+            logger.warning("%s: nixl does not reach %s: %s", self._label, session.host, refusal)
+            self._refuse(session.identity, target.number, "path", refusal)
+
+    # What goes out.
+
+    def _send(self, session: Session, message: Sent) -> None:
+        if (problem := self._put(session.identity, message)) is not None:
+            self._end(session, problem)
+
+    def _refuse(self, identity: bytes, number: int, code: str, text: str) -> None:
+        self._counts["refused"] += 1
+        self._put(identity, Refused(number, code, text))
+
+    def _put(self, identity: bytes, message: Sent) -> str | None:
+        """Send, or say why it cannot be sent."""
+        return self._line.send(identity, encode(message))
+
+    # What goes on by itself.
+
+    async def _look(self) -> None:
+        while True:
+            await self._waiting.wait()
+            while len(self._waits):
+                began_s = time.monotonic()
+                self._waits.look(began_s)
+                # However many wait, looking takes a tenth of the loop's time at most.
+                await asyncio.sleep(max(self._limits.wait_poll_s, 9 * (time.monotonic() - began_s)))
+            self._waiting.clear()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._limits.lease_s / 10))
+            self._leases.expire(time.monotonic())
+
+    def _start(self, step: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(step)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (cause := task.exception()) is not None:
+            logger.error("%s: a step of serving failed", self._label, exc_info=cause)
+
+    async def _finish(self, until: Deadline) -> None:
+        """Wait for what was begun, and no longer than until."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=until.remaining_s())

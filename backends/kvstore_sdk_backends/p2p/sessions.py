@@ -1,0 +1,144 @@
+"""The peers that a node serves now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from kvstore_sdk.backend import Deadline
+from kvstore_sdk_backends.p2p.data_path import Sender
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import Target
+
+__all__ = ["Room", "Session", "Sessions"]
+
+
+class Room:
+    """So many bytes at a time. First come, first served; what is larger than all of it goes alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used_bytes = 0
+
+    async def enter(self, size_bytes: int, deadline: Deadline) -> bool:
+        """Wait for room until the deadline. Whoever got it calls `leave`."""
+        if not self._queue and self._fits(size_bytes):
+            self.used_bytes += size_bytes
+            return True
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (size_bytes, turn)
+        self._queue.append(place)
+        try:
+            await asyncio.wait({turn}, timeout=deadline.remaining_s())
+        except asyncio.CancelledError:
+            if turn.done():
+                self.leave(size_bytes)
+            raise
+        finally:
+            if not turn.done():
+                self._queue.remove(place)
+                self._let_in()
+        return turn.done()
+
+    def leave(self, size_bytes: int) -> None:
+        """Give back what `enter` got."""
+        self.used_bytes -= size_bytes
+        self._let_in()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self.used_bytes or self.used_bytes + size_bytes <= self._most_bytes
+
+    def _let_in(self) -> None:
+        while self._queue and self._fits(self._queue[0][0]):
+            size_bytes, turn = self._queue.popleft()
+            self.used_bytes += size_bytes
+            turn.set_result(None)
+
+
+class Session:
+    """One peer from its Hello to its end, and what of this node it occupies. `id` is new with each session, and never sent."""
+
+    def __init__(self, identity: bytes, fd: int, host: str, node: bytes, path: str, sender: Sender | None, limits: Limits) -> None:
+        """`identity`, `fd`: of the connection, for the control socket and its monitor. `sender`: where the path has one."""
+        self.id = os.urandom(16)
+        self.identity = identity
+        self.fd = fd
+        self.host = host
+        self.node = node
+        self.path = path
+        self.sender = sender
+        # What peer and data plane agreed on; None while they have not.
+        self.target: Target | None = None
+        self.targets_pending = 0
+        self.targets = asyncio.Lock()
+        self.room = Room(limits.session_bytes)
+        self.calls = asyncio.Semaphore(limits.session_calls)
+        self.fetching = 0
+        self.bad_frames = 0
+        self.heard_s = 0.0
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"Session({self.host}, node {self.node.hex()[:8]}, {self.path})"
+
+
+class Sessions:
+    """Sessions by connection and by node: each has one at most."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_identity: dict[bytes, Session] = {}
+        self._by_node: dict[bytes, Session] = {}
+        self._by_fd: dict[int, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Those there are now; they may be removed meanwhile."""
+        return iter(list(self._by_identity.values()))
+
+    def of(self, identity: bytes) -> Session | None:
+        """The session of a connection."""
+        return self._by_identity.get(identity)
+
+    def of_fd(self, fd: int) -> Session | None:
+        """The session whose connection has this descriptor."""
+        return self._by_fd.get(fd)
+
+    def replaced_by(self, identity: bytes, fd: int, node: bytes) -> list[Session]:
+        """The sessions that a new one with these ends: an earlier one of the node or of the connection, and one whose descriptor it got."""
+        found = (self._by_identity.get(identity), self._by_fd.get(fd), self._by_node.get(node))
+        return list({session.id: session for session in found if session is not None}.values())
+
+    def add(self, session: Session) -> None:
+        """Those that it replaces are removed before."""
+        self._by_identity[session.identity] = session
+        self._by_fd[session.fd] = session
+        self._by_node[session.node] = session
+
+    def remove(self, session: Session) -> None:
+        """Forget a session."""
+        del self._by_identity[session.identity]
+        del self._by_fd[session.fd]
+        del self._by_node[session.node]
+
+    @property
+    def full(self) -> bool:
+        return len(self) >= self._limits.max_sessions
+
+    def idlest(self, now_s: float, busy: set[bytes]) -> Session | None:
+        """The one that may make room for a new one: silent for `idle_s` at least; of the host that has most sessions, the most silent.
+
+        `busy`: ids of sessions that hold something.
+        """
+        hosts = Counter(session.host for session in self)
+        idle = [
+            session
+            for session in self
+            if not session.fetching and session.id not in busy and now_s - session.heard_s >= self._limits.idle_s
+        ]
+        return min(idle, key=lambda session: (-hosts[session.host], session.heard_s), default=None)

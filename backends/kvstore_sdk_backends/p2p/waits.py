@@ -1,0 +1,83 @@
+"""Look-ups that wait for records to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from kvstore_sdk_backends.p2p.limits import Limits
+
+__all__ = ["Waits"]
+
+
+class _Wait:
+    """One look-up. `missing` is the first name that was not there when it was looked at last."""
+
+    __slots__ = ("answer", "missing", "names", "session", "until_s")
+
+    def __init__(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> None:
+        self.session = session
+        self.names = names
+        self.until_s = until_s
+        self.answer = answer
+        self.missing = 0
+
+
+class Waits:
+    """Of each look-up that waits, one name is looked at every few milliseconds: the first that was missing; the others once it is there.
+
+    One thread uses it, and calls `look` while there are any.
+    """
+
+    def __init__(self, sizes: Callable[[Sequence[str]], list[int]], limits: Limits) -> None:
+        """`sizes`: bytes of each record, 0 for what is not there."""
+        self._sizes = sizes
+        self._limits = limits
+        self._waits: list[_Wait] = []
+        self._of_session: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def add(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> bool:
+        """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past. False: too many wait already."""
+        mine = self._of_session.get(session, 0)
+        if mine >= self._limits.session_waits or len(self._waits) >= self._limits.max_waits:
+            return False
+        self._of_session[session] = mine + 1
+        self._waits.append(_Wait(session, names, until_s, answer))
+        return True
+
+    def look(self, now_s: float) -> None:
+        """Answer the look-ups whose records are there, and those whose time is up."""
+        if not self._waits:
+            return
+        firsts = self._sizes([wait.names[wait.missing] for wait in self._waits])
+        over = [wait for wait, size in zip(self._waits, firsts, strict=True) if (size and self._all_there(wait)) or wait.until_s <= now_s]
+        if over:
+            self._remove(over)
+            for wait in over:
+                wait.answer()
+
+    def end(self, session: Hashable) -> None:
+        """Forget what a session waits for: nothing is answered."""
+        if session in self._of_session:
+            self._remove([wait for wait in self._waits if wait.session == session])
+
+    def waits_of(self, session: Hashable) -> int:
+        """How many look-ups of a session wait."""
+        return self._of_session.get(session, 0)
+
+    def _all_there(self, wait: _Wait) -> bool:
+        sizes = self._sizes(wait.names)
+        wait.missing = next((at for at, size in enumerate(sizes) if not size), 0)
+        return all(sizes)
+
+    def _remove(self, over: Sequence[_Wait]) -> None:
+        gone = set(map(id, over))
+        self._waits = [wait for wait in self._waits if id(wait) not in gone]
+        for wait in over:
+            left = self._of_session[wait.session] - 1
+            if left:
+                self._of_session[wait.session] = left
+            else:
+                del self._of_session[wait.session]
