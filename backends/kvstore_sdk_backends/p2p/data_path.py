@@ -33,10 +33,8 @@ _GRACE_S = 1.0
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
 _TURN = 8
 """Records taken from one connection before the loop does something else."""
-_INBOUND = 64
-"""More records than can wait to be taken."""
-_FROM_ASKER_BYTES = 256
-"""An asker sends nothing on a data connection; a frame that is longer than this ends it."""
+_FROM_ASKER_BYTES = 4096
+"""An asker sends nothing on a data connection; a frame that is longer than this ends it. What a key takes to be proven is shorter."""
 
 
 def routing_id(node: bytes) -> bytes:
@@ -289,15 +287,13 @@ class Receiver:
         try:
             while not self._closed:
                 zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                # What came before the end is whole.
-                self._take(_INBOUND)
                 self._fail("the data connection is lost")
         except zmq.Again:
             return
 
-    def _take(self, most: int = _TURN) -> None:
+    def _take(self) -> None:
         try:
-            for _ in range(most):
+            for _ in range(_TURN):
                 if self._closed:
                     return
                 if (breach := self._take_one()) is not None:
