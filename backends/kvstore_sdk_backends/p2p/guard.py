@@ -9,11 +9,11 @@ import socket as sockets
 import stat
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
-import zmq.asyncio
 
 from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_refused
 from kvstore_sdk_backends.p2p.notices import Notices
@@ -23,20 +23,21 @@ __all__ = ["SESSION_S", "Guard"]
 logger = logging.getLogger(__name__)
 
 SESSION_S = 5.0
-"""What a connection has for its handshake and its Hello. libzmq ends a handshake that takes 3 s, but not a peer that speaks ZMTP 1.0, as
-whatever begins with the wrong byte seems to, nor one that says nothing afterwards."""
+"""What a connection has for its handshake and its Hello, and for the next Hello once a session ended. libzmq ends a handshake that takes
+3 s, but not a peer that speaks ZMTP 1.0, as whatever begins with the wrong byte seems to, nor one that says nothing afterwards."""
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
 _EVENT = struct.Struct("=HI")
 _SWEEP_S = 0.5
-_BATCH = 64
+_TURN = 256
+"""Events that are read before the loop does something else."""
 
 
 @dataclass(slots=True)
 class _Connection:
     host: str
     since: float
-    known: bool = False
+    welcome: bool = False
     ended: bool = False
 
 
@@ -44,53 +45,88 @@ class Guard:
     """Ends connections that are too many, or have no session after `SESSION_S`; says in the log whom the handshake refused, and why.
 
     Without it each connection costs the engine a descriptor, for as long as it likes. All of it runs on the loop's thread.
+
+    Attributes:
+        lost: Called with the descriptor of each connection that is over.
     """
 
-    def __init__(self, socket: zmq.asyncio.Socket, *, most: int, secured: bool, label: str) -> None:
-        """Before `socket` is bound. `most`: connections at one time. `label`: of the node, in the log."""
+    def __init__(self, socket: zmq.Socket, *, most: int, secured: bool, label: str) -> None:
+        """On the loop's thread, before `socket`, which is not one of asyncio's, is bound.
+
+        Args:
+            most: Connections at one time.
+            secured: The node has a key.
+            label: Of the node, in the log.
+        """
+        self.lost: Callable[[int], object] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._port = 0
         self._most = most
         self._secured = secured
         self._label = label
         self._notices = Notices()
-        self._open: dict[int, _Connection] = {}  # by descriptor, the oldest first
+        self._open: dict[int, _Connection] = {}  # the oldest first
         self._failure: tuple[int, int] | None = None
         self._socket = socket
-        self._monitor = socket.get_monitor_socket(_EVENTS)
-        self._port = 0
+        events = f"inproc://kvstore-p2p-guard-{os.urandom(8).hex()}"
+        socket.monitor(events, _EVENTS)
+        self._monitor: zmq.Socket = socket.context.socket(zmq.PAIR, socket_class=zmq.Socket)
+        self._monitor.linger = 0
+        self._monitor.connect(events)
 
     @property
     def connections(self) -> int:
         """How many there are now."""
         return len(self._open)
 
-    async def run(self, port: int) -> None:
-        """Watch until it is cancelled. `port`: which the socket was bound to."""
+    def start(self, port: int) -> None:
+        """Begin to watch. `port`: which the socket was bound to."""
         self._port = port
-        # Read without waiting until nothing is left: a flood is thousands of events a second.
-        events = zmq.Socket.shadow(self._monitor)
+        self._loop.add_reader(self._monitor.FD, self.look)
+
+    async def run(self) -> None:
+        """End those that have had no session for too long, until it is cancelled."""
         while True:
-            if await self._monitor.poll(round(_SWEEP_S * 1000)):
-                for _ in range(_BATCH):
-                    try:
-                        message = events.recv_multipart(zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    self._note(*_EVENT.unpack(message[0]))
+            self.look()
             self._sweep()
-            await asyncio.sleep(0)
+            await asyncio.sleep(_SWEEP_S)
 
     def close(self) -> None:
-        """After `run` has ended, before the socket is closed."""
-        self._socket.disable_monitor()
+        """After `run` has ended, before the socket is closed. Idempotent."""
+        if not self._monitor.closed:
+            self._loop.remove_reader(self._monitor.FD)
+            with suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._monitor.close(0)
+
+    def look(self) -> None:
+        """Take the events that have come. What is known of a connection is then as new as what is read from the socket afterwards."""
+        for _ in range(_TURN):
+            if self._monitor.closed:
+                return
+            try:
+                message = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._note(*_EVENT.unpack(message[0]))
+        # The descriptor tells of changes alone: what is left has to be asked for.
+        self._loop.call_soon(self.look)
 
     def welcome(self, frame: zmq.Frame) -> None:
         """The connection that `frame` came over has a session, and stays."""
         if (connection := self._open.get(_descriptor_of(frame))) is not None:
-            connection.known = True
+            connection.welcome = True
+
+    def part(self, descriptor: int) -> None:
+        """Its session ended; there may be another one soon."""
+        if (connection := self._open.get(descriptor)) is not None:
+            connection.welcome = False
+            connection.since = time.monotonic()
 
     def end(self, frame: zmq.Frame) -> None:
-        """End the connection that `frame` came over: it does not speak the protocol."""
-        if (connection := self._open.get(descriptor := _descriptor_of(frame))) is not None:
+        """End the connection that `frame` came over: whoever it is does not speak the protocol."""
+        descriptor = _descriptor_of(frame)
+        if (connection := self._open.get(descriptor)) is not None:
             self._end(descriptor, connection)
 
     def _note(self, event: int, value: int) -> None:
@@ -98,33 +134,33 @@ class Guard:
             self._accepted(value)
         elif event == zmq.EVENT_DISCONNECTED:
             connection = self._open.pop(value, None)
-            # The event before it, of the same thread, is of the same connection.
+            # The event before it, of the same thread of libzmq, is of the same connection.
             if self._failure is not None and connection is not None and not connection.ended:
                 self._say(connection.host, why_refused(*self._failure, secured=self._secured))
             self._failure = None
-        else:
+            if self.lost is not None:
+                self.lost(value)
+        elif event & FAILED_HANDSHAKES:
             self._failure = event, value
+
+    def _sweep(self) -> None:
+        late = time.monotonic() - SESSION_S
+        for descriptor, connection in self._open.items():
+            if not connection.welcome and not connection.ended and connection.since < late:
+                self._end(descriptor, connection)
+                self._say(connection.host, f"it was connected for {SESSION_S:g} s without a session")
 
     def _accepted(self, descriptor: int) -> None:
         self._open.pop(descriptor, None)
         self._open[descriptor] = _Connection(_host_of(descriptor, self._port), time.monotonic())
         if len(self._open) <= self._most:
             return
-        # Who has none yet goes first: sessions, which are fewer than connections, are not for whoever opens many.
-        for oldest, other in self._open.items():
-            if not other.known and not other.ended:
-                self._end(oldest, other)
-                self._say(other.host, f"{self._most} connections are open, and it has no session")
+        # Sessions, which are fewer than connections may be, are not for whoever opens many.
+        for oldest, connection in self._open.items():
+            if not connection.welcome and not connection.ended:
+                self._end(oldest, connection)
+                self._say(connection.host, f"{self._most} connections are open, and it has no session")
                 return
-
-    def _sweep(self) -> None:
-        late = time.monotonic() - SESSION_S
-        for descriptor, connection in self._open.items():
-            if connection.since > late:
-                return
-            if not connection.known and not connection.ended:
-                self._end(descriptor, connection)
-                self._say(connection.host, f"it connected, and was no node within {SESSION_S:g} s")
 
     def _end(self, descriptor: int, connection: _Connection) -> None:
         connection.ended = True
@@ -138,6 +174,7 @@ class Guard:
 
 
 def _descriptor_of(frame: zmq.Frame) -> int:
+    """As libzmq tells it, for a frame that was received without being copied."""
     try:
         return int(frame.get("__fd"))
     except (zmq.ZMQError, TypeError, ValueError):
@@ -145,8 +182,7 @@ def _descriptor_of(frame: zmq.Frame) -> int:
 
 
 def _host_of(descriptor: int, port: int) -> str:
-    copy = _own(descriptor, port)
-    if copy is None:
+    if (copy := _own(descriptor, port)) is None:
         return ""
     with copy:
         try:
@@ -162,6 +198,7 @@ def _own(descriptor: int, port: int) -> sockets.socket | None:
     can end at worst another of those.
     """
     try:
+        # Of a file even closing a copy would be felt: it drops the locks that the process has on it.
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
         number = os.dup(descriptor)

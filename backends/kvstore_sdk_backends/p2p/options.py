@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -16,6 +17,8 @@ WHERE = "backend p2p"
 
 Data = Literal["auto", "nixl", "zmq"]
 T = TypeVar("T")
+
+_UCX_LIST = re.compile(r"[A-Za-z0-9_^:.,*?@-]{0,400}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ def check_options(
     insecure: bool,
     data_path_trusted: bool,
     data_ports: str,
+    ucx_tls: str,
+    ucx_devices: str,
 ) -> P2PSettings:
     """What is given as text, parsed, and whether it may be used together.
 
@@ -78,15 +83,25 @@ def check_options(
     if off_loopback and data == "nixl" and not data_path_trusted:
         problem = f"nixl moves records unencrypted and lets whoever reaches it read and write memory, and {off_loopback} is not on loopback"
         raise ConfigError(WHERE, "data", f"{problem}; write data_path_trusted=true if nobody else is on that network, or data=zmq")
+    if data == "auto" and off_loopback and not data_path_trusted:
+        data = "zmq"
+    if data != "zmq" and off_loopback and not ucx_devices:
+        problem = "must be given with data_path_trusted off loopback: the devices that nixl listens on, as UCX_NET_DEVICES has them"
+        raise ConfigError(WHERE, "ucx_devices", f"{problem}: eth0 or mlx5_0:1 for example")
+    for name, value in (("ucx_tls", ucx_tls), ("ucx_devices", ucx_devices)):
+        if not _UCX_LIST.fullmatch(value):
+            raise ConfigError(WHERE, name, f"{value[:80]!r} is no list of names with commas between; write it as UCX takes it")
     return P2PSettings(
         listen=listen,
         peers=known,
-        data="zmq" if data == "auto" and off_loopback and not data_path_trusted else data,
+        data=data,
         key=read_key(WHERE, key_file) if key_file is not None else None,
         insecure=insecure,
         data_path_trusted=data_path_trusted,
         off_loopback=bool(off_loopback),
         data_ports=ports,
+        ucx_tls=ucx_tls,
+        ucx_devices=ucx_devices,
     )
 
 

@@ -113,6 +113,9 @@ class Security:
 
     def _limit(self, socket: zmq.Socket, channel: Channel) -> None:
         socket.linger = 0
+        if socket.context.get(zmq.IO_THREADS) > 1:
+            # Bulk data has a thread of its own, and look-ups do not wait behind it.
+            socket.affinity = 1 if channel == "control" else 2
         socket.handshake_ivl = _HANDSHAKE_MS
         queue = _CONTROL_QUEUE if channel == "control" else _DATA_QUEUE
         socket.sndhwm = socket.rcvhwm = queue

@@ -12,17 +12,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-zmq = pytest.importorskip("zmq")
+pytest.importorskip("zmq")
 pytest.importorskip("msgpack")
 
-import zmq.asyncio  # noqa: E402
+import zmq
+import zmq.asyncio
 
-from kvstore_sdk_backends.p2p import guard as guards  # noqa: E402
-from kvstore_sdk_backends.p2p.addresses import Address  # noqa: E402
-from kvstore_sdk_backends.p2p.admission import Admission  # noqa: E402
-from kvstore_sdk_backends.p2p.guard import Guard  # noqa: E402
-from kvstore_sdk_backends.p2p.keys import CurveKey  # noqa: E402
-from kvstore_sdk_backends.p2p.security import Security  # noqa: E402
+from kvstore_sdk_backends.p2p import guard as guards
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.admission import Admission
+from kvstore_sdk_backends.p2p.guard import Guard
+from kvstore_sdk_backends.p2p.keys import CurveKey
+from kvstore_sdk_backends.p2p.security import Security
 
 WAIT_S = 30.0
 GREETING_OF_ZMTP_3 = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
@@ -36,11 +37,12 @@ class Node:
         self.connections: list[socket.socket] = []
         self.security = Security("127.0.0.1", key=key)
         self.key = key
-        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
         self.security.secure_server(self.socket, "control")
         self.guard = Guard(self.socket, most=most, secured=key is not None, label="node under test")
         self.port = self.security.bind(self.socket, 0)
-        self.tasks = [asyncio.ensure_future(self._answer()), asyncio.ensure_future(self.guard.run(self.port))]
+        self.guard.start(self.port)
+        self.tasks = [asyncio.ensure_future(self._answer()), asyncio.ensure_future(self.guard.run())]
         self.admission = None
         if key is not None:
             self.admission = Admission(self.context, key, "node under test")
@@ -48,12 +50,17 @@ class Node:
 
     async def _answer(self) -> None:
         while True:
-            name, *_, word = await self.socket.recv_multipart(copy=False)
+            try:
+                name, *_, word = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                await asyncio.sleep(0.005)
+                continue
+            self.guard.look()
             if word.bytes == b"hello":
                 self.guard.welcome(word)
             elif word.bytes == b"rubbish":
                 self.guard.end(word)
-            await self.socket.send_multipart([name.bytes, word.bytes])
+            self.socket.send_multipart([name.bytes, word.bytes])
 
     def client(self, key: CurveKey | None = None) -> zmq.asyncio.Socket:
         made = self.context.socket(zmq.DEALER)

@@ -1,0 +1,194 @@
+"""What a node consists of, put together: its loop, its sockets, its records, its server and its data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+
+import zmq
+import zmq.asyncio
+
+from kvstore_sdk.backend import ConfigError, RecordSource, UnsupportedError
+from kvstore_sdk_backends.loop import EventLoop
+from kvstore_sdk_backends.p2p.addresses import Address, is_loopback, resolve
+from kvstore_sdk_backends.p2p.admission import Admission
+from kvstore_sdk_backends.p2p.data_path import Sender
+from kvstore_sdk_backends.p2p.guard import Guard
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import NODE_BYTES
+from kvstore_sdk_backends.p2p.options import WHERE, P2PSettings
+from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk_backends.p2p.security import Security
+from kvstore_sdk_backends.p2p.server import Server
+from kvstore_sdk_backends.p2p.shelf import Shelf
+
+__all__ = ["Node"]
+
+logger = logging.getLogger(__name__)
+
+_OPEN_S = 10.0
+_CLOSE_S = 2.0
+_IO_THREADS = 2
+"""One for control, one for data: `Security` says which socket is whose."""
+
+
+class Node:
+    """Listens and serves from when it is made until it is closed. Asking is the backend's part, on the same loop.
+
+    Attributes:
+        id: Random, of this start.
+        address: Where it listens, with its port.
+        loop: Whose thread all sockets belong to.
+        context: Of all sockets.
+        security: Of all sockets.
+        shelf: Of `serve_bytes`; None without.
+        plane: NIXL; None where it may not be used or cannot be.
+    """
+
+    def __init__(self, settings: P2PSettings) -> None:
+        """Takes some seconds where NIXL comes up.
+
+        Raises:
+            ConfigError: it cannot listen there, or NIXL was asked for and cannot be used.
+            BackendError: memory for `serve_bytes` is not to be had.
+        """
+        self.id = os.urandom(NODE_BYTES)
+        self.settings = settings
+        self.security = Security(
+            _number(settings.listen),
+            key=settings.key,
+            insecure=settings.insecure,
+            data_ports=settings.data_ports,
+            max_record_bytes=settings.max_record_bytes,
+        )
+        self.shelf: Shelf | None = None
+        self.plane: Plane | None = None
+        self._sources: list[RecordSource] = []
+        self._server: Server | None = None
+        self._guard: Guard | None = None
+        self._admission: Admission | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.loop = EventLoop("kvstore-p2p")
+        try:
+            if settings.serve_bytes:
+                self.shelf = Shelf(settings.serve_bytes, settings.max_record_bytes)
+                self._sources.append(self.shelf)
+            self.plane = _plane(settings)
+            if self.plane is not None and self.shelf is not None:
+                self.plane.add_region(self.shelf.region)
+            self.loop.run(f"p2p open {settings.listen}", self._begin, _OPEN_S)
+        except BaseException:
+            if self.plane is not None:
+                self.plane.close()
+            self.close()
+            raise
+        if settings.key is None and (settings.off_loopback or settings.insecure):
+            logger.warning(
+                "%s: insecure: whoever reaches %s may ask for KV, and answer for it; key_file prevents that", WHERE, self.address
+            )
+        if self.plane is not None and settings.off_loopback:
+            logger.warning(
+                "%s: data_path_trusted: NIXL moves records over %s unencrypted; whoever reaches its ports may read and write its memory",
+                WHERE,
+                settings.ucx_devices,
+            )
+        logger.info("%s: listens on %s, %s, data over %s", WHERE, self.address, self._who(), " or ".join(self.paths(self.address)))
+
+    def __repr__(self) -> str:
+        return f"Node({self.address})"
+
+    def paths(self, address: Address) -> tuple[str, ...]:
+        """The ways that data may take from a peer there, the preferred one first."""
+        if self.plane is None:
+            return ("zmq",)
+        if self.settings.data == "nixl":
+            return ("nixl",)
+        # On loopback the child has no way to anywhere else.
+        return ("nixl", "zmq") if self.settings.off_loopback or is_loopback(address.host) else ("zmq",)
+
+    def add_source(self, source: RecordSource) -> None:
+        """Serve its records from now on."""
+        self._sources.append(source)
+
+    def counters(self) -> dict[str, int]:
+        """Of the server. From any thread."""
+        return self._server.counters() if self._server is not None else {}
+
+    def close(self) -> None:
+        """End sessions and sockets, within two seconds, and give all loans back. What asks ends before, and so does the data plane.
+
+        Idempotent, raises nothing.
+        """
+        self.loop.close(self._end, _CLOSE_S)
+        if self.shelf is not None:
+            self.shelf.close()
+
+    async def _begin(self) -> None:
+        self.context = zmq.asyncio.Context(io_threads=_IO_THREADS)
+        if self.settings.key is not None:
+            self._admission = Admission(self.context, self.settings.key, WHERE)
+            self._tasks.append(asyncio.ensure_future(self._admission.run()))
+        socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
+        self.security.secure_server(socket, "control")
+        listen, most = self.settings.listen, max(64, 4 * self.settings.max_peers)
+        self._guard = guard = Guard(socket, most=most, secured=self.settings.key is not None, label=f"p2p {listen}")
+        self.address = Address(listen.host, self.security.bind(socket, listen.port))
+        guard.start(self.address.port)
+        self._server = Server(
+            socket,
+            node=self.id,
+            sources=self._sources,
+            plane=self.plane,
+            make_sender=lambda node: Sender(self.context, self.security, node),
+            limits=Limits(max_sessions=self.settings.max_peers, lease_s=self.settings.lease_s),
+            label=f"p2p {self.address}",
+            guard=guard,
+        )
+        self._tasks += [asyncio.ensure_future(self._server.run()), asyncio.ensure_future(guard.run())]
+
+    async def _end(self) -> None:
+        context = getattr(self, "context", None)
+        try:
+            if self._guard is not None:
+                self._guard.close()
+            if self._server is not None:
+                await self._server.close()
+        finally:
+            if self._admission is not None:
+                self._admission.close()
+            if context is not None:
+                context.destroy(linger=0)
+
+    def _who(self) -> str:
+        return "open to holders of its key" if self.settings.key is not None else "open to whoever reaches it"
+
+
+def _number(listen: Address) -> str:
+    """Sockets listen on numbers."""
+    try:
+        return resolve(listen)[0].host
+    except OSError as cause:
+        raise ConfigError(WHERE, "location", f"{listen.host} does not resolve ({cause.strerror or cause}); write an address") from None
+
+
+def _plane(settings: P2PSettings) -> Plane | None:
+    if settings.data == "zmq":
+        return None
+    if settings.data == "auto" and importlib.util.find_spec("nixl") is None:
+        logger.info("%s: data over zmq, since nixl is not installed; pip install 'kvstore-sdk[nixl]'", WHERE)
+        return None
+    ports = settings.data_ports
+    try:
+        return Plane(
+            tls=settings.ucx_tls,
+            devices=settings.ucx_devices,
+            ports=f"{ports[0]}-{ports[-1]}" if ports else "",
+            label="p2p",
+        )
+    except UnsupportedError as cause:
+        if settings.data == "nixl":
+            raise ConfigError(WHERE, "data", f"nixl cannot be used: {cause}; mend it, or write zmq") from cause
+        logger.warning("%s: data over zmq, since nixl cannot be used: %s", WHERE, cause)
+        return None
