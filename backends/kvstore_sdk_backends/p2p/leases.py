@@ -85,7 +85,12 @@ class Leases:
                 break
             found = {name: size_bytes for name, size_bytes in zip(missing, source.sizes(missing), strict=True) if size_bytes}
             sizes |= found
-            wanted = [name for name, size_bytes in found.items() if self._make_room(session, size_bytes)]
+            wanted: list[str] = []
+            wanted_bytes = 0
+            for name, size_bytes in found.items():
+                if self._make_room(session, wanted_bytes + size_bytes, len(wanted) + 1):
+                    wanted.append(name)
+                    wanted_bytes += size_bytes
             for loan in source.lend(wanted) if wanted else ():
                 if loan is not None:
                     self._keep(session, Borrowed(source, loan), until_s)
@@ -169,14 +174,12 @@ class Leases:
             del self._bytes[session]
         return lease
 
-    def _make_room(self, session: Hashable, size_bytes: int) -> bool:
-        """Whether the session may have one more lease of that size; others give up theirs while they hold more than it would."""
+    def _make_room(self, session: Hashable, more_bytes: int, more: int) -> bool:
+        """Whether the session may have so much more. Others give up leases for it, while they hold more than it would."""
         limits = self._limits
-        if size_bytes > limits.max_leased_bytes:
-            return False
-        while self.leased_bytes + size_bytes > limits.max_leased_bytes or self.leased >= limits.max_leases:
-            most = max(self._bytes, key=self._bytes.__getitem__)
-            if most == session or self._bytes[most] < self._bytes.get(session, 0) + size_bytes:
+        while self.leased_bytes + more_bytes > limits.max_leased_bytes or self.leased + more > limits.max_leases:
+            most = max(self._bytes, key=self._bytes.__getitem__, default=session)
+            if most == session or self._bytes[most] < self._bytes.get(session, 0) + more_bytes:
                 return False
             self._give_up(most)
         return True

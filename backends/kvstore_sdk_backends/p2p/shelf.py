@@ -48,6 +48,8 @@ class _ShelfLoan:
 
     __slots__ = ("buffer", "name", "record")
 
+    sealed = True
+
     def __init__(self, name: str, buffer: Buffer, record: _Record) -> None:
         self.name = name
         self.buffer = buffer
