@@ -115,7 +115,7 @@ class EventLoop:
         Returns:
             Whether the thread ended within `limit_s`. If not, it does as soon as whatever holds it up lets go.
         """
-        self.call_soon(self._begin_end, last, limit_s / 4)
+        self.call_soon(self._begin_end, last, limit_s)
         if threading.current_thread() is not self._thread:
             self._thread.join(limit_s)
         return not self._thread.is_alive()
@@ -126,21 +126,21 @@ class EventLoop:
         finally:
             self._loop.close()
 
-    def _begin_end(self, last: Callable[[], Coroutine[Any, Any, None]], step_s: float) -> None:
+    def _begin_end(self, last: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
         if self._ending is None:
-            self._ending = self._loop.create_task(self._end(last, step_s))
+            self._ending = self._loop.create_task(self._end(last, limit_s))
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]], step_s: float) -> None:
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
         try:
             tasks = asyncio.all_tasks() - {self._ending}
             for task in tasks:
                 task.cancel()
             if tasks:
-                await asyncio.wait(tasks, timeout=step_s)
+                await asyncio.wait(tasks, timeout=limit_s / 4)
             # One that swallows its cancelling must not keep the loop alive: `wait`, and not `wait_for`.
-            for step in (last(), self._loop.shutdown_asyncgens()):
+            for step, part in ((last(), 2), (self._loop.shutdown_asyncgens(), 8)):
                 closing = self._loop.create_task(step)
-                await asyncio.wait({closing}, timeout=step_s)
+                await asyncio.wait({closing}, timeout=limit_s / part)
                 if closing.cancel():
                     await asyncio.wait({closing}, timeout=0.1)
                 elif not closing.cancelled():

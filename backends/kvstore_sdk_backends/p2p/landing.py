@@ -1,0 +1,147 @@
+"""Loads over NIXL: peers write into memory of this node, which its data plane maps, and say when they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from kvstore_sdk.backend import Get, Region, UnavailableError
+from kvstore_sdk_backends.p2p.doubts import Doubts, LandingDoubt
+from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
+from kvstore_sdk_backends.p2p.messages import MAX_REGIONS, MAX_WAIT_MS, Fetch, Ready, Result, Target
+from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk_backends.p2p.plane import Target as PlaneTarget
+
+__all__ = ["InDoubtError", "Landing"]
+
+TELL_S = 4.0
+"""For a peer to load where it may write: its own data plane takes up to 3 s."""
+_LOOK_S = 0.05
+_EXPECT_S = 1.0
+"""How far ahead the child is told to expect data. Longer would only cost it CPU time after the last record."""
+
+
+class InDoubtError(UnavailableError):
+    """A peer was told to write, and has not said that it is done. `doubt` is over when nothing is written any more."""
+
+    def __init__(self, text: str, doubt: LandingDoubt) -> None:
+        super().__init__(text)
+        self.doubt = doubt
+
+
+class Landing:
+    """All of it belongs to the loop, but for `add_region` and `remove_region`."""
+
+    def __init__(self, plane: Plane, doubts: Doubts) -> None:
+        self._plane = plane
+        self._doubts = doubts
+        self._changes = 0
+        self._target: tuple[int, int, PlaneTarget] | None = None
+        self._told: dict[Link, tuple[int, int]] = {}
+        self._telling: dict[Link, asyncio.Lock] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def add_region(self, region: Region) -> None:
+        """Let peers write into a region, from any thread; blocks while the child maps it."""
+        self._plane.add_region(region)
+        self._changes += 1
+
+    def remove_region(self, region: Region) -> None:
+        """Let no peer write into a region any more: afterwards none does."""
+        self._plane.remove_region(region)
+        self._changes += 1
+        if self._doubts.touch(region.id):
+            self._plane.fence()
+
+    async def fetch(self, link: Link, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> Result:
+        """Have the peer write each record into its buffer, the only one of its get. `opened` gets what is in doubt until this ends well.
+
+        Raises:
+            InDoubtError: the peer may still be writing: there was no answer by `until_s`, or the session ended.
+            UnavailableError: nothing is written any more, or ever was.
+        """
+        generation, _, regions = await self._tell(link, until_s)
+        places = {region.id: index for index, (region, _, _) in enumerate(regions)}
+        items = []
+        for get in gets:
+            [buffer] = get.into
+            if (index := places.get(buffer.region.id)) is None:
+                raise UnavailableError(f"p2p get {get.name}: {buffer.region!r} is not registered, or not with the data plane that is up")
+            items.append((get.name, buffer.length, index, buffer.offset))
+        size_bytes, touched = sum(get.size_bytes for get in gets), frozenset(get.into[0].region.id for get in gets)
+        doubt = self._doubts.landing(generation, lambda: link.ended, size_bytes, touched)
+        opened.append(doubt)
+        self._plane.expect(min(until_s, time.monotonic() + _EXPECT_S))
+        self._look_after()
+        left_ms = max(1, min(MAX_WAIT_MS, int((until_s - time.monotonic()) * 1000)))
+        try:
+            answer = link.post(Fetch(link.number(), generation, left_ms, tuple(items)), Result, lambda result: doubt.close())
+        except BaseException:
+            # It was not sent.
+            doubt.close()
+            raise
+        try:
+            while not answer.done() and not doubt.over and (left_s := until_s - time.monotonic()) > 0:
+                await asyncio.wait({answer}, timeout=min(left_s, _LOOK_S))
+            if answer.done():
+                result = answer.result()
+                doubt.close()
+                return result
+        except PeerRefusedError as refusal:
+            if not link.ended:
+                # The session goes on: it did not begin with it.
+                doubt.close()
+            raise self._in_doubt(link, str(refusal), doubt) from None
+        except UnavailableError as error:
+            raise self._in_doubt(link, str(error), doubt) from None
+        finally:
+            # Who comes after this is told by the doubt.
+            doubt.leave()
+            answer.cancel()
+        raise self._in_doubt(link, f"p2p peer {link.address}: has not finished a load in time", doubt)
+
+    def _in_doubt(self, link: Link, text: str, doubt: LandingDoubt) -> UnavailableError:
+        return UnavailableError(text) if doubt.over else InDoubtError(text, doubt)
+
+    async def _tell(self, link: Link, until_s: float) -> PlaneTarget:
+        """Have the peer know where it may write, as of now. One at a time a session."""
+        if link not in self._telling:
+            self._telling[link] = asyncio.Lock()
+            link.on_end(lambda: self._forget(link))
+        async with self._telling.get(link) or asyncio.Lock():
+            changes, target = await self._current()
+            generation, agent, regions = target
+            if self._told.get(link) != (generation, changes):
+                shown = tuple((base, size_bytes) for _, base, size_bytes in regions)
+                if len(shown) > MAX_REGIONS:
+                    raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of {MAX_REGIONS}")
+                # Not cut short by this call's deadline: the next one needs it as well.
+                limit_s = max(until_s, time.monotonic() + TELL_S)
+                self._plane.expect(time.monotonic() + _EXPECT_S)
+                await link.ask(Target(link.number(), generation, agent, shown), Ready, limit_s)
+                self._told[link] = (generation, changes)
+            return target
+
+    def _forget(self, link: Link) -> None:
+        self._telling.pop(link, None)
+        self._told.pop(link, None)
+
+    async def _current(self) -> tuple[int, PlaneTarget]:
+        changes, generation = self._changes, self._plane.generation
+        if self._target is None or self._target[:2] != (changes, generation):
+            found = await asyncio.get_running_loop().run_in_executor(None, self._plane.target)
+            if found is None:
+                raise UnavailableError("p2p: the data plane of this node is being restarted")
+            self._target = (changes, found[0], found)
+        return changes, self._target[2]
+
+    def _look_after(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        """While something may land: have the child take it in, and fence where that is due."""
+        while self._doubts.look():
+            self._plane.expect(time.monotonic() + _EXPECT_S)
+            await asyncio.sleep(_LOOK_S)

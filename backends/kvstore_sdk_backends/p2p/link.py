@@ -1,0 +1,364 @@
+"""One session with a peer that is asked: from its Hello to its end, which comes once and for one reason."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from kvstore_sdk.backend import BackendError, TimedOutError, UnavailableError
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.data_path import Receiver
+from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_not_connected
+from kvstore_sdk_backends.p2p.messages import (
+    VERSION,
+    VERSIONS,
+    Fetch,
+    Found,
+    Goodbye,
+    Hello,
+    Lookup,
+    Message,
+    MessageError,
+    Ready,
+    Refused,
+    Release,
+    Result,
+    Target,
+    Welcome,
+    decode,
+    encode,
+)
+from kvstore_sdk_backends.p2p.security import Security
+
+__all__ = ["CONNECT_S", "Greeting", "Link", "PeerRefusedError"]
+
+CONNECT_S = 3.0
+"""From the first packet to the Welcome."""
+MAX_QUESTIONS = 4096
+"""Without an answer, those that nobody waits for any more among them. A peer that lets so many come together is not answering."""
+
+_LASTING = frozenset({"version", "namespace", "layout", "path", "self"})
+_PASSING = frozenset({"busy", "full"})
+_EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
+
+A = TypeVar("A", Welcome, Ready, Found, Result)
+
+
+class PeerRefusedError(UnavailableError):
+    """A peer does not want this session. `code` is that of the refusal."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def lasting(self) -> bool:
+        """Whether asking again soon is of no use: one of the two has to be set up otherwise."""
+        return self.code in _LASTING
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What this node says of itself: the fields of a Hello."""
+
+    node: bytes
+    namespace: str
+    layout: str
+    paths: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """A message that asks for an answer.
+
+    Attributes:
+        wanted: Kind of the answer.
+        count: Entries that it must have, of a Found or a Result.
+        answer: Cancelled when nobody waits any more; then `late` gets the answer.
+    """
+
+    wanted: type[Any]
+    count: int
+    answer: asyncio.Future[Any]
+    late: Callable[[Any], object] | None
+
+
+class Link:
+    """A session. All of it belongs to the loop.
+
+    The peer is not trusted: an answer to no question, of another kind or length than asked, or that cannot be read, ends the session, and
+    whatever waits for an answer then fails at once.
+
+    Attributes:
+        address: Of the peer.
+        greeting: What this node said of itself.
+        welcome: What the peer said of the session.
+        receiver: Of the records, where the path is zmq.
+        began_s: When it stood.
+        cause: Why it ended; empty while it stands.
+        answered: How many questions the peer has answered.
+    """
+
+    def __init__(self, address: Address, greeting: Greeting, context: zmq.asyncio.Context, security: Security) -> None:
+        """Connects. Use `open`."""
+        self.address = address
+        self.greeting = greeting
+        self.began_s = time.monotonic()
+        self.cause = ""
+        self.answered = 0
+        self.welcome = Welcome(0, VERSION, b"", "", 0, 1, 1, 0)
+        self.receiver: Receiver | None = None
+        self._secured = security.key is not None
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+        self._on_end: list[Callable[[], object]] = []
+        self._ended = asyncio.Event()
+        self._refusal = ""
+        self._socket = context.socket(zmq.DEALER)
+        self._tasks: list[asyncio.Task[None]] = []
+        try:
+            security.secure_client(self._socket, "control", address)
+            self._monitor = self._socket.get_monitor_socket(_EVENTS)
+            self._socket.connect(address.endpoint)
+        except zmq.ZMQError as cause:
+            self._socket.close(linger=0)
+            raise UnavailableError(f"p2p peer {address}: cannot be connected to: {cause.strerror}") from None
+        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._watch())]
+
+    def __repr__(self) -> str:
+        return f"Link({self.address}, {self.cause or 'open'})"
+
+    @classmethod
+    async def open(cls, address: Address, greeting: Greeting, context: zmq.asyncio.Context, security: Security) -> Link:
+        """Connect and say Hello. Takes `CONNECT_S` at most.
+
+        Raises:
+            PeerRefusedError: the peer refused the session.
+            UnavailableError: there is no session; the message says why.
+        """
+        link = cls(address, greeting, context, security)
+        try:
+            hello = Hello(link.number(), VERSIONS, greeting.node, greeting.namespace, greeting.layout, greeting.paths)
+            welcome = await link.ask(hello, Welcome, time.monotonic() + CONNECT_S)
+            if welcome.version != VERSION or welcome.path not in greeting.paths:
+                raise UnavailableError(
+                    f"p2p peer {address}: welcomes version {welcome.version}, path {welcome.path!r}, which were not offered"
+                )
+            if welcome.node == greeting.node:
+                raise PeerRefusedError(f"p2p peer {address}: is this node itself", "self")
+            link.welcome = welcome
+            if welcome.path == "zmq":
+                data = Address(address.host, welcome.data_port)
+                link.receiver = Receiver(context, security, data, greeting.node, link._lose)
+        except zmq.ZMQError as cause:
+            raise link.end(f"its data port cannot be connected to: {cause.strerror}") from None
+        except BaseException as error:
+            link.end(str(error) or type(error).__name__)
+            raise
+        return link
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def waiting(self) -> int:
+        """Questions that are not answered."""
+        return len(self._questions)
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    def on_end(self, step: Callable[[], object]) -> None:
+        """Have `step` called when the session ends: at once if it has."""
+        if self.ended:
+            step()
+        else:
+            self._on_end.append(step)
+
+    def number(self) -> int:
+        """For the next question."""
+        return next(self._numbers)
+
+    async def ask(
+        self, question: Hello | Target | Lookup | Fetch, wanted: type[A], until_s: float, late: Callable[[A], object] | None = None
+    ) -> A:
+        """The answer to `question`. `late` is called with one that comes when nobody waits any more: on the loop, and never after the end.
+
+        Raises:
+            TimedOutError: there is none at `until_s`.
+            PeerRefusedError: the peer will not do this, and the session goes on.
+            UnavailableError: the session ended.
+        """
+        answer = self.post(question, wanted, late)
+        try:
+            await asyncio.wait({answer}, timeout=max(0.0, until_s - time.monotonic()))
+        except asyncio.CancelledError:
+            if not answer.cancel() and not answer.cancelled() and answer.exception() is None and late is not None:
+                late(answer.result())
+            raise
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        raise TimedOutError(f"p2p peer {self.address}: no answer to a {type(question).__name__} in time")
+
+    def post(
+        self, question: Hello | Target | Lookup | Fetch, wanted: type[A], late: Callable[[A], object] | None = None
+    ) -> asyncio.Future[A]:
+        """What will have the answer, or the error, as `ask` says; to be cancelled when nobody waits for it any more.
+
+        Raises:
+            UnavailableError: the session ended, or takes no more messages now.
+        """
+        if self.ended:
+            raise self.error
+        if len(self._questions) >= MAX_QUESTIONS:
+            raise self.end(f"left {MAX_QUESTIONS} questions without an answer")
+        count = len(question.names) if isinstance(question, Lookup) else len(question.items) if isinstance(question, Fetch) else 0
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._send(encode(question))
+        self._questions[question.number] = _Question(wanted, count, answer, late)
+        return answer
+
+    def tell(self, message: Release | Goodbye) -> None:
+        """Send what needs no answer. What cannot be sent now is dropped."""
+        if not self.ended:
+            # The peer's leases expire by themselves.
+            with suppress(BackendError):
+                self._send(encode(message))
+
+    def end(self, cause: str) -> UnavailableError:
+        """End the session and whatever waits for its answers. The first cause stands. Returns the error for whoever asks."""
+        if not self.ended:
+            self.cause = cause.removeprefix(f"p2p peer {self.address}: ")
+            self._ended.set()
+            current = asyncio.current_task()
+            for task in self._tasks:
+                if task is not current:
+                    task.cancel()
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+            if self.receiver is not None:
+                self.receiver.close()
+            questions, self._questions = self._questions, {}
+            for question in questions.values():
+                _fail(question, self.error)
+            for step in self._on_end:
+                step()
+            self._on_end.clear()
+        return self.error
+
+    @property
+    def error(self) -> UnavailableError:
+        """What whoever waits is told once the session has ended."""
+        if self._refusal:
+            return PeerRefusedError(f"p2p peer {self.address}: {self.cause}", self._refusal)
+        return UnavailableError(f"p2p peer {self.address}: {self.cause}")
+
+    def _send(self, frame: bytes) -> None:
+        """Hand over to ZMQ, without waiting.
+
+        Raises:
+            UnavailableError: the peer takes nothing, or the session ended.
+        """
+        try:
+            # The future is done at once: `DONTWAIT`, and nothing of this socket ever waits to be sent.
+            sent = self._socket.send(frame, zmq.DONTWAIT)
+        except zmq.ZMQError as cause:
+            raise self.end(f"the connection failed: {cause.strerror}") from None
+        failed = sent.exception() if sent.done() and not sent.cancelled() else None
+        if isinstance(failed, zmq.Again):
+            raise UnavailableError(f"p2p peer {self.address}: takes no more messages now")
+        if failed is not None:
+            raise self.end(f"the connection failed: {failed}")
+
+    async def _read(self) -> None:
+        try:
+            while not self.ended:
+                frame = await self._socket.recv()
+                if self._socket.rcvmore:
+                    self.end("sent a message of several parts, which the protocol does not have")
+                    return
+                self._take(decode(frame))
+        except MessageError as cause:
+            self.end(f"sent what cannot be read: {cause}")
+        except zmq.ZMQError as cause:
+            self.end(f"the connection failed: {cause.strerror}")
+
+    async def _watch(self) -> None:
+        try:
+            while not self.ended:
+                event = await recv_monitor_message(self._monitor)
+                kind, value = event["event"], event["value"]
+                if kind & FAILED_HANDSHAKES:
+                    self.end(why_not_connected(kind, value, secured=self._secured))
+                elif kind == zmq.EVENT_CLOSED:
+                    self.end("nobody listens there, or nobody answers")
+                elif kind == zmq.EVENT_DISCONNECTED:
+                    self.end(
+                        "the connection is lost" if self.answered else "it hung up at once; is it a kvstore node, with room for one more?"
+                    )
+        except zmq.ZMQError as cause:
+            self.end(f"the connection failed: {cause.strerror}")
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Refused():
+                self._take_refusal(message)
+            case Welcome() | Ready() | Found() | Result():
+                question = self._questions.pop(message.number, None)
+                if question is None:
+                    self.end(f"sent a {type(message).__name__} that answers no question")
+                elif type(message) is not question.wanted:
+                    self.end(f"answered with a {type(message).__name__}, asked was for a {question.wanted.__name__}")
+                elif _count(message) != question.count:
+                    self.end(f"answered {question.count} questions with {_count(message)} answers")
+                else:
+                    self.answered += 1
+                    if not question.answer.done():
+                        question.answer.set_result(message)
+                    elif question.late is not None:
+                        question.late(message)
+            case Goodbye():
+                self.end("said goodbye")
+            case _:
+                self.end(f"sent a {type(message).__name__}, which is not for an asker")
+
+    def _take_refusal(self, refusal: Refused) -> None:
+        if refusal.code == "version":
+            theirs, ours = refusal.versions, VERSIONS
+            text = f"speaks protocol versions {theirs[0]} to {theirs[1]}, this node {ours[0]} to {ours[1]}; upgrade the older one"
+        else:
+            text = f"refuses ({refusal.code}): {refusal.text}"
+        question = self._questions.pop(refusal.number, None)
+        if question is not None and question.wanted is not Welcome and refusal.code in _PASSING:
+            self.answered += 1
+            _fail(question, PeerRefusedError(f"p2p peer {self.address}: {text}", refusal.code))
+            return
+        self._refusal = refusal.code
+        if question is not None:
+            _fail(question, PeerRefusedError(f"p2p peer {self.address}: {text}", refusal.code))
+        self.end(text)
+
+    def _lose(self, cause: str) -> None:
+        self.end(cause)
+
+
+def _count(message: Welcome | Ready | Found | Result) -> int:
+    return len(message.sizes) if isinstance(message, Found) else len(message.statuses) if isinstance(message, Result) else 0
+
+
+def _fail(question: _Question, error: UnavailableError) -> None:
+    if not question.answer.done():
+        question.answer.set_exception(error)
+        # Whoever waits gets it; and where nobody does any more, nothing is to be said of it.
+        question.answer.exception()

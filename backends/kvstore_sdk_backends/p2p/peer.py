@@ -1,0 +1,199 @@
+"""A peer at one address: at most one session with it, kept up or left alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+from kvstore_sdk.backend import BackendError, UnavailableError
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
+
+__all__ = ["Peer", "State"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Between two attempts to connect, doubled from one to the next. The longest is what a peer that is back may wait to be found."""
+REFUSED_PAUSE_S = 10.0
+"""After a refusal that only a changed setting, or a reset of either engine's cache, can lift."""
+SELF_PAUSE_S = 60.0
+"""This node itself: the address may become another's."""
+STEADY_S = 1.0
+"""A session that lasted as long and is lost is begun again at once."""
+MAX_STRIKES = 3
+"""Questions in a row that a peer lets wait too long; then its session is ended. One is enough until it has answered again."""
+LOG_EVERY_S = 60.0
+"""The same line about the same peer."""
+
+
+class State(Enum):
+    """What a peer is about. `IDLE`: nobody has asked for it; `DOWN`, `REFUSED`: until the next attempt."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    UP = "up"
+    DOWN = "down"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+class Peer:
+    """Connects again and again, by one task and so never twice at a time. All of it belongs to the loop.
+
+    Attributes:
+        address: A number and a port.
+        state: See `State`.
+        used_s: When it was last asked for; a peer that only a request named is let go some time after.
+        hit_s: When it last had a record that was looked for.
+        connects: Attempts to begin a session.
+        itself: It turned out to be this node.
+        why: What is the matter, or not, as one clause.
+    """
+
+    def __init__(self, address: Address, connect: Callable[[Address], Awaitable[Link]]) -> None:
+        """`connect` opens a session, or raises a `BackendError`, within some seconds."""
+        self.address = address
+        self.state = State.IDLE
+        self.used_s = time.monotonic()
+        self.hit_s = 0.0
+        self.connects = 0
+        self.itself = False
+        self._connect = connect
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._strikes = 0
+        self.why = "was not asked yet"
+        self._news = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._said: tuple[str, float] = ("", 0.0)
+
+    def __repr__(self) -> str:
+        return f"Peer({self.address}, {self.state.value})"
+
+    @property
+    def link(self) -> Link | None:
+        """The session that stands."""
+        return self._link if self._link is not None and not self._link.ended else None
+
+    @property
+    def live(self) -> bool:
+        """Whether to ask it: its session stands, or is being begun for the first time, or for the first time after it was lost."""
+        return self.link is not None or (self.state in (State.IDLE, State.CONNECTING) and not self._failures)
+
+    def start(self) -> None:
+        """Begin to connect. Idempotent."""
+        if self._task is None and self.state is not State.CLOSED:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def ready(self, until_s: float) -> Link:
+        """The session, which is waited for only while there is hope.
+
+        Raises:
+            UnavailableError: there is none by `until_s`, or not soon. The message says why.
+        """
+        self.used_s = time.monotonic()
+        self.start()
+        while (link := self.link) is None:
+            left_s = until_s - time.monotonic()
+            if not self.live or left_s <= 0:
+                raise UnavailableError(f"p2p peer {self.address}: {self.why}")
+            try:
+                await asyncio.wait_for(self._news.wait(), left_s)
+            except TimeoutError:
+                self.why = "does not answer"
+        return link
+
+    def praise(self) -> None:
+        """It answered."""
+        self._failures = self._strikes = 0
+
+    def strike(self, link: Link) -> None:
+        """It let a question wait too long."""
+        self._strikes += 1
+        if self._strikes >= (1 if self._failures else MAX_STRIKES):
+            self._failures += 1
+            link.end(f"did not answer in time, {self._strikes} times in a row")
+
+    def renew(self, why: str) -> None:
+        """End the session, and begin another one at once."""
+        self._failures = 0
+        if self._link is not None:
+            self._link.end(why)
+        self._hurry.set()
+
+    def close(self, why: str) -> None:
+        """End the session, and begin no other. Idempotent."""
+        self._set(State.CLOSED, why)
+        if self._task is not None:
+            self._task.cancel()
+        if self._link is not None:
+            self._link.end(why)
+
+    def _set(self, state: State, why: str) -> None:
+        self.state = state
+        self.why = why
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _run(self) -> None:
+        while True:
+            self._hurry.clear()
+            self._set(State.CONNECTING, "is being connected to")
+            self.connects += 1
+            try:
+                self._link = link = await self._connect(self.address)
+            except Exception as error:  # noqa: BLE001  # one of another kind must not end all attempts
+                await self._rest(self._fail(error))
+                continue
+            began_s = time.monotonic()
+            self._strikes = 0
+            self.itself = False
+            self._set(State.UP, "is up")
+            self._say(logging.INFO, f"is up, records come over {link.welcome.path}")
+            await link.wait_ended()
+            steady = time.monotonic() - began_s >= STEADY_S
+            self._failures += not steady
+            self._set(State.DOWN, link.cause)
+            self._say(logging.WARNING, f"is lost: {link.cause}")
+            if self._failures:
+                await self._rest(self._pause_s())
+
+    def _fail(self, error: Exception) -> float:
+        """There is no session. Returns for how long not to ask for one."""
+        self._failures += 1
+        refused = isinstance(error, PeerRefusedError)
+        known = isinstance(error, BackendError)
+        why = _reason(error) if known else f"cannot be connected to ({type(error).__name__}: {error}); that is for this backend to fix"
+        self._set(State.REFUSED if refused else State.DOWN, why)
+        self.itself = isinstance(error, PeerRefusedError) and error.code == "self"
+        if self.itself:
+            return SELF_PAUSE_S
+        self._say(logging.WARNING, why)
+        return REFUSED_PAUSE_S if isinstance(error, PeerRefusedError) and error.lasting else self._pause_s()
+
+    def _pause_s(self) -> float:
+        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 10))
+        return longest_s * random.uniform(0.5, 1.0)
+
+    async def _rest(self, pause_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._hurry.wait(), pause_s)
+        except TimeoutError:
+            return
+
+    def _say(self, level: int, text: str) -> None:
+        now_s = time.monotonic()
+        if text != self._said[0] or now_s - self._said[1] >= LOG_EVERY_S:
+            self._said = (text, now_s)
+            logger.log(level, "p2p peer %s: %s", self.address, text)
+
+
+def _reason(error: Exception) -> str:
+    """Without the words that say whose it is."""
+    return str(error).partition(": ")[2] or str(error)
