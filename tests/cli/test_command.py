@@ -37,7 +37,7 @@ def test_a_missing_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["backends", "nope"], "backend nope: backend: is not known; installed are abfs, file, fs, gs, memory, s3"),
+        (["backends", "nope"], "backend nope: backend: is not known; installed are abfs, file, fs, gs, memory, p2p, s3"),
         (["backends", "no_such_module:factory"], "no_such_module"),
         (["demo", "--no-vllm", "--store", "memory:"], "demo: store: its capabilities say shared=False, so engine B"),
         (["demo", "--no-vllm", "--location", "/tmp"], "demo: location: goes with --store"),
