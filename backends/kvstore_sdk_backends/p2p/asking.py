@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from kvstore_sdk.backend import (
     BackendError,
@@ -135,7 +136,8 @@ class Asking:
         answer: asyncio.Future[Result] | None = None
         try:
             answer = link.post(Fetch(number, 0, left_ms, tuple((get.name, get.size_bytes, 0, 0) for get in gets)), Result)
-            await asyncio.wait({answer, arrival.over}, timeout=max(0.0, until_s - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
+            news: list[asyncio.Future[Any]] = [answer, arrival.over]
+            await asyncio.wait(news, timeout=max(0.0, until_s - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
             results = [_FOUND] * len(gets)
             if arrival.missing and (answer.done() or link.ended):
                 results = self._judge(link, gets, answer.result())
