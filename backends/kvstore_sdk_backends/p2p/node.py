@@ -179,14 +179,8 @@ def _plane(settings: P2PSettings) -> Plane | None:
     if settings.data == "auto" and importlib.util.find_spec("nixl") is None:
         logger.info("%s: data over zmq, since nixl is not installed; pip install 'kvstore-sdk[nixl]'", WHERE)
         return None
-    ports = settings.data_ports
     try:
-        return Plane(
-            tls=settings.ucx_tls,
-            devices=settings.ucx_devices,
-            ports=f"{ports[0]}-{ports[-1]}" if ports else "",
-            label="p2p",
-        )
+        return Plane(tls=settings.ucx_tls, devices=settings.ucx_devices, label="p2p")
     except UnsupportedError as cause:
         if settings.data == "nixl":
             raise ConfigError(WHERE, "data", f"nixl cannot be used: {cause}; mend it, or write zmq") from cause

@@ -29,7 +29,7 @@ def open_p2p(
     answer_timeout_s: Annotated[float, Bounds(ge=0.01, le=60), "for a peer's answer to a look-up"] = 1.0,
     lease_s: Annotated[float, Bounds(ge=0.1, le=300), "how long a record that was found is kept for the peer that asked"] = 10.0,
     resolve_s: Annotated[float, Bounds(ge=0.1, le=3600), "between two look-ups of the names in peers"] = 10.0,
-    data_ports: Annotated[str, "first-last: ports of the data path, one a peer for zmq; without it any that is free"] = "",
+    data_ports: Annotated[str, "first-last: for the sockets of the zmq data path, one a peer; without it any that is free"] = "",
     ucx_tls: Annotated[str, "transports of nixl, as UCX_TLS has them; without it tcp, on loopback cma as well"] = "",
     ucx_devices: Annotated[str, "devices of nixl, as UCX_NET_DEVICES has them; without it lo; needed off loopback"] = "",
     data_parallel_index: Annotated[int, Bounds(ge=0, le=65535), "added to the port of the location; under vLLM the engine's own"] = 0,
