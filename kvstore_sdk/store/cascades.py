@@ -12,6 +12,7 @@ from kvstore_sdk.format import seal
 from kvstore_sdk.host import HostTier, Pin, Slot, SlotState
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.store.requests import Holds
+from kvstore_sdk.store.shares import Shares
 from kvstore_sdk.store.touches import Touches
 from kvstore_sdk.store.types import StoreTier
 from kvstore_sdk.tier import JobResult
@@ -63,7 +64,7 @@ class Cascades:
         holds: Holds,
         namespace: str,
         layout: str,
-        max_bytes: int,
+        shares: Shares,
         metrics: TierMetrics,
         job_ids: Iterator[int],
         off: set[int],
@@ -74,9 +75,7 @@ class Cascades:
         self._tiers = tiers
         self._holds = holds
         self._layout = layout
-        # Each tier has a share, so that one that hangs does not stop the others.
-        self._share_bytes = max_bytes // max(1, len(tiers))
-        self._max_bytes = max_bytes
+        self._shares = shares
         self._metrics = metrics
         self._job_ids = job_ids
         self._off = off
@@ -88,8 +87,6 @@ class Cascades:
         self._queued_bytes = 0
         self._sealing: _Work | None = None
         self._jobs: list[dict[int, _Work]] = [{} for _ in tiers]
-        # Of its jobs, and of what calls that outlived them hold.
-        self._tier_bytes = [0] * len(tiers)
         # By tier, the chunks that wait their turn.
         self._backlogs: list[dict[bytes, None]] = [{} for _ in tiers]
         self._told_of_shed = False
@@ -112,7 +109,7 @@ class Cascades:
     @property
     def bytes(self) -> int:
         """Host memory that is in use for tiers, counted for each of them."""
-        return self._queued_bytes + sum(self._tier_bytes)
+        return self._queued_bytes + sum(self._shares.used_bytes)
 
     @property
     def held(self) -> int:
@@ -124,12 +121,12 @@ class Cascades:
         return bool(self._jobs[place])
 
     def start(self) -> None:
-        """Start the thread, if there is a tier.
+        """Start the thread, if a tier stores.
 
         Raises:
             ConfigError: the system starts no more threads.
         """
-        if not self._tiers:
+        if not self._touches.storing:
             return
         try:
             self._thread.start()
@@ -139,7 +136,7 @@ class Cascades:
 
     def add(self, slots: Sequence[Slot]) -> None:
         """These slots are complete, and about to be READY: store them in every tier that wants them."""
-        if not self._tiers or self._stopped:
+        if not self._touches.storing or self._stopped:
             return
         self._holds.settle()
         for places, wanted in self._touches.stored(slots).items():
@@ -158,7 +155,8 @@ class Cascades:
                 backlog.clear()
             if not backlog or sealing:
                 continue
-            room_bytes = self._share_bytes - self._tier_bytes[place]
+            used_bytes = self._shares.used_bytes[place]
+            room_bytes = self._shares.share_bytes - used_bytes
             part: list[Slot] = []
             gone: list[bytes] = []
             for key in backlog:
@@ -167,7 +165,7 @@ class Cascades:
                     gone.append(key)
                     continue
                 room_bytes -= slot.record_bytes
-                if len(part) == _WORK_CHUNKS or (room_bytes < 0 and (part or self._tier_bytes[place])):
+                if len(part) == _WORK_CHUNKS or (room_bytes < 0 and (part or used_bytes)):
                     break
                 part.append(slot)
             for key in gone:
@@ -184,7 +182,7 @@ class Cascades:
         work = self._jobs[place].pop(result.job_id, None)
         if work is None:
             return False
-        self._tier_bytes[place] -= work.bytes
+        self._shares.use(place, -work.bytes)
         try:
             if result.held:
                 held = frozenset(result.held)
@@ -194,7 +192,7 @@ class Cascades:
                         pin = self._host.pin((slot,), True)
                         if pin is None:
                             raise RuntimeError(f"slot {slot.number} could not be pinned once more")
-                        self._tier_bytes[place] += slot.record_bytes
+                        self._shares.use(place, slot.record_bytes)
                         self._held.setdefault((place, slot.number), []).append(pin)
         finally:
             self._end_part(work)
@@ -210,7 +208,7 @@ class Cascades:
         if pins is None:
             return False
         pin = pins.pop()
-        self._tier_bytes[place] -= pin.slots[0].record_bytes
+        self._shares.use(place, -pin.slots[0].record_bytes)
         self._host.unpin(pin)
         if not pins:
             del self._held[place, row]
@@ -293,7 +291,7 @@ class Cascades:
 
     def _add(self, slots: Sequence[Slot], places: frozenset[int]) -> int:
         """Queue as many from the front as there is room for. Returns how many."""
-        room_bytes = self._max_bytes - self._queued_bytes
+        room_bytes = self._shares.max_bytes - self._queued_bytes
         fit = 0
         for slot in slots:
             room_bytes -= slot.record_bytes
@@ -374,12 +372,12 @@ class Cascades:
 
     def _submit(self, place: int, work: _Work) -> None:
         below = self._tiers[place]
-        if place in self._off or (self._tier_bytes[place] and self._tier_bytes[place] + work.bytes > self._share_bytes):
+        if place in self._off or not self._shares.has_room(place, work.bytes):
             self._wait_turn(work.slots, place)
             return
         job_id = next(self._job_ids)
         self._jobs[place][job_id] = work
-        self._tier_bytes[place] += work.bytes
+        self._shares.use(place, work.bytes)
         work.left += 1
         try:
             below.tier.submit_store(job_id, [slot.key for slot in work.slots], [slot.number for slot in work.slots])

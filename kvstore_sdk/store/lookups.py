@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from kvstore_sdk.backend import Hint
 from kvstore_sdk.host import HostTier, SlotState
 from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.store.chains import Chains
@@ -13,6 +15,7 @@ from kvstore_sdk.store.requests import Holds, PendingLookup, Request
 from kvstore_sdk.store.settings import StoreSettings
 from kvstore_sdk.store.types import HOST, StoreTier
 from kvstore_sdk.tier import Lookup
+from kvstore_sdk.tier.hints import patience_s
 from kvstore_sdk.tier.metrics import TierMetrics
 
 __all__ = ["Lookups"]
@@ -35,7 +38,8 @@ class Lookups:
     - HIT: the chunk is READY in host memory, and stays there until the request loads it or lets go.
     - MISS holds for the request for good.
     - PENDING ends: tiers have `lookup_timeout_s` to answer, a load has the tier's own time, room and another request's store are waited for
-      `lookup_timeout_s` as well. A request that already holds something waits for no room. One whose hits were let go, because it did not
+      `lookup_timeout_s` as well. A request with a hint gives tiers a second longer than its wait, if that is more, and takes what another
+      tier has meanwhile. A request that already holds something waits for no room. One whose hits were let go, because it did not
       load them for `hold_timeout_s`, is told no more of them in that step: stores that they kept from room come first.
     """
 
@@ -62,6 +66,8 @@ class Lookups:
         self.requests: dict[str, Request] = {}
         # The tiers of each request that began. Kept until its end, whatever becomes of the rest that is known of it.
         self._places: dict[str, tuple[int, ...]] = {}
+        # Likewise of those that have one.
+        self._hints: dict[str, Hint] = {}
         # Requests that were open at the last reset, and whether they had loaded or stored something. Also of those that ended since: an
         # engine may store for a request after its end.
         self._stale: dict[str, bool] = {}
@@ -70,13 +76,15 @@ class Lookups:
         self._closed = False
         self._misses = 0
 
-    def begin(self, request_id: str, names: Collection[str] | None) -> None:
+    def begin(self, request_id: str, names: Collection[str] | None, hint: Hint | None) -> None:
         """A request began. `names`: the tiers that it may load from; None for all. It costs little until it does something: an engine
         may have any number of them in its queue."""
         if request_id not in self._places and request_id not in self.requests:
             self._stale.pop(request_id, None)
             every = self._every
             self._places[request_id] = every if names is None else tuple(place for place in every if self._tiers[place].name in names)
+            if hint is not None:
+                self._hints[request_id] = hint
 
     def begun(self, request_id: str) -> Request | None:
         """What is known of a request that began and did not end."""
@@ -93,7 +101,7 @@ class Lookups:
             self._end(oldest)
         if request_id not in self._places:
             self._stale.pop(request_id, None)
-        request = self.requests[request_id] = Request(request_id, self._places.get(request_id, self._every))
+        request = self.requests[request_id] = Request(request_id, self._places.get(request_id, self._every), self._hints.get(request_id))
         return request
 
     def get(self, request_id: str) -> Request | None:
@@ -145,6 +153,9 @@ class Lookups:
             return
         self.let_go(request)
         self._forget_in_tiers(request)
+        if request.hint is not None:
+            # It waited.
+            request.hint = dataclasses.replace(request.hint, wait_s=0.0)
         request.told.clear()
         request.missed.clear()
         # It loads what it stored itself, so that the order in which it goes on is no longer that of the chain.
@@ -155,6 +166,7 @@ class Lookups:
     def end(self, request_id: str) -> None:
         """The request is over."""
         self._places.pop(request_id, None)
+        self._hints.pop(request_id, None)
         self._end(request_id)
 
     def _end(self, request_id: str) -> None:
@@ -238,7 +250,7 @@ class Lookups:
             return _PENDING
         if self._get(key) is not None:
             # Another request's store.
-            return self._timed_out(request, want) or _PENDING
+            return self._timed_out(request, want, self._settings.lookup_timeout_s) or _PENDING
         if want.place >= 0:
             # Every `flush` finds room for it, or says MISS after `lookup_timeout_s`. Whatever keeps it from that, this ends.
             over = self._holds.now_s - want.placed_s > 2 * self._settings.lookup_timeout_s
@@ -250,20 +262,34 @@ class Lookups:
         late = self._holds.now_s - want.asked_s > self._settings.lookup_timeout_s
         answers = want.answers
         pending = False
-        request.asked = True
+        if not request.asked:
+            request.asked = True
+            self._name_peer(request)
         for place in request.places:
             answer = answers.get(place, _PENDING)
             if answer is _PENDING:
                 answer = answers[place] = self._answer_of(place, request.id, want.key)
             if answer is _PENDING:
                 pending = True
-            elif answer is _HIT and want.place < 0 and (not pending or late):
+            elif answer is _HIT and want.place < 0 and (not pending or late or request.waits):
                 want.place = place
         if want.place >= 0:
             want.placed_s = self._holds.now_s
             self._promotions.want(request, want)
             return _PENDING
-        return (self._timed_out(request, want) or _PENDING) if pending else self.miss(request, want.key)
+        if not pending:
+            return self.miss(request, want.key)
+        return self._timed_out(request, want, patience_s(self._settings.lookup_timeout_s, request.hint)) or _PENDING
+
+    def _name_peer(self, request: Request) -> None:
+        if request.hint is None:
+            return
+        for place in request.places:
+            try:
+                self._tiers[place].tier.begin_request(request.id, request.hint)
+            except Exception:
+                logger.exception("%s: whom a request names could not be told", self._tiers[place].name)
+                self._fault("tier")
 
     def _forget_in_tiers(self, request: Request) -> None:
         if not request.asked:
@@ -286,8 +312,8 @@ class Lookups:
             self._fault("tier")
             return _MISS
 
-    def _timed_out(self, request: Request, want: PendingLookup) -> Lookup | None:
-        if self._holds.now_s - want.asked_s <= self._settings.lookup_timeout_s:
+    def _timed_out(self, request: Request, want: PendingLookup, timeout_s: float) -> Lookup | None:
+        if self._holds.now_s - want.asked_s <= timeout_s:
             return None
         self._metrics.count("lookup_timeouts")
         return self.miss(request, want.key)

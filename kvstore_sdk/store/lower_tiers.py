@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.store.cascades import Cascades
 from kvstore_sdk.store.promotions import Promotions
 from kvstore_sdk.store.types import StoreTier
 from kvstore_sdk.tier import JobResult, Tier
 
-__all__ = ["LowerTiers"]
+__all__ = ["LowerTiers", "check_tiers"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,15 @@ _T = TypeVar("_T")
 
 _CALL_S = 60.0
 """Longest that a tier's `reset` or `close` is waited for. They are bounded by its own settings; this is for one that breaks its promise."""
+
+
+def check_tiers(where: str, tiers: Sequence[StoreTier], identity: KVIdentity) -> None:
+    """Raise ConfigError unless all have names of their own and the identity."""
+    if twice := [name for name, count in Counter(below.name for below in tiers).items() if count > 1]:
+        raise ConfigError(where, "tiers", f"{twice[0]!r} is there twice; give each tier a name of its own")
+    for below in tiers:
+        if below.tier.identity.namespace != identity.namespace:
+            raise ConfigError(where, "tiers", f"{below.name!r} has another identity than the store; open it with the same")
 
 
 class LowerTiers:

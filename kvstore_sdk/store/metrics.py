@@ -40,6 +40,11 @@ COUNTERS: Mapping[str, MetricSpec] = {
         "shed: evicted before its turn, so that the tier does not have it).",
         ("tier", "result"),
     ),
+    "loans": MetricSpec(
+        "Chunks in host memory asked for by others through a tier, by tier and result (lent; refused: too many of them are lent or on "
+        "their way to the tier, or no more may be kept).",
+        ("tier", "result"),
+    ),
     "double_releases": MetricSpec("Ends of loads that were not under way, by chunk."),
     "expired_holds": MetricSpec(
         "Requests whose hits were let go because nobody loaded them in time, or a store of chunks of another size had no room."
@@ -53,7 +58,8 @@ GAUGES: Mapping[str, MetricSpec] = {
     "host_used_bytes": MetricSpec("Host memory that chunks lie in."),
     "holding_requests": MetricSpec("Requests that keep hits for a load."),
     "open_promotions": MetricSpec("Chunks on their way from a tier into host memory."),
-    "cascade_bytes": MetricSpec("Host memory that stores to tiers keep in use."),
+    "cascade_bytes": MetricSpec("Host memory that stores to tiers, and others who read it through tiers, keep in use."),
+    "lent_chunks": MetricSpec("Chunks in host memory that others may read now, through tiers."),
     "held_slots": MetricSpec("Slots that calls which outlived their jobs may still touch."),
 }
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
+from kvstore_sdk.backend import Hint
 from kvstore_sdk.host import HostTier, Pin, Slot
 from kvstore_sdk.store.types import HOST
 from kvstore_sdk.tier import Lookup
@@ -43,6 +44,7 @@ class Request:
 
     Attributes:
         places: The tiers that it may load from, in the order of the list.
+        hint: Whom it names as the one that has its chunks.
         told: Keys that it was told HIT for, and the name of the tier that had them. What is fresh is not in it yet.
         missed: Keys that it was told MISS for, which it hears for good.
         held: Its hits, which stay in host memory until it loads them or lets go. Those after the first `settled` are fresh: no pin holds
@@ -65,6 +67,7 @@ class Request:
         "earlier",
         "held",
         "held_since_s",
+        "hint",
         "id",
         "missed",
         "pins",
@@ -78,9 +81,10 @@ class Request:
         "wants",
     )
 
-    def __init__(self, request_id: str, places: tuple[int, ...]) -> None:
+    def __init__(self, request_id: str, places: tuple[int, ...], hint: Hint | None = None) -> None:
         self.id = request_id
         self.places = places
+        self.hint = hint
         self.told: dict[bytes, str] = {}
         self.missed: set[bytes] = set()
         self.held: dict[bytes, Slot] = {}
@@ -95,6 +99,11 @@ class Request:
         self.asked = False
         self.refused: set[bytes] = set()
         self.rests = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether a tier may wait for what is not there yet."""
+        return self.hint is not None and self.hint.wait_s > 0
 
     @property
     def may_wait_for_room(self) -> bool:

@@ -7,21 +7,23 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 
-from kvstore_sdk.errors import ConfigError
+from kvstore_sdk.backend import Hint
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.host import HostTier, Slot, SlotState
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.store.cascades import Cascades
 from kvstore_sdk.store.events import Events
+from kvstore_sdk.store.gauges import declare_gauges
 from kvstore_sdk.store.lookups import Lookups
-from kvstore_sdk.store.lower_tiers import LowerTiers
+from kvstore_sdk.store.lower_tiers import LowerTiers, check_tiers
 from kvstore_sdk.store.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from kvstore_sdk.store.promotions import Promotions
 from kvstore_sdk.store.requests import Holds
+from kvstore_sdk.store.serving import Serving
 from kvstore_sdk.store.settings import StoreSettings
+from kvstore_sdk.store.shares import Shares
 from kvstore_sdk.store.transfers import Transfers
 from kvstore_sdk.store.types import StoreEvent, StoreTier
 from kvstore_sdk.tier import Lookup
@@ -87,16 +89,13 @@ class TieredStore:
         self.metrics = TierMetrics(counters=COUNTERS, gauges=GAUGES, histograms=HISTOGRAMS)
         self._settings = settings = settings or StoreSettings()
         self._tiers = tuple(tiers)
-        if twice := [name for name, count in Counter(below.name for below in tiers).items() if count > 1]:
-            raise ConfigError(f"store {name}", "tiers", f"{twice[0]!r} is there twice; give each tier a name of its own")
-        for below in tiers:
-            if below.tier.identity.namespace != identity.namespace:
-                raise ConfigError(f"store {name}", "tiers", f"{below.name!r} has another identity than the store; open it with the same")
+        check_tiers(f"store {name}", tiers, identity)
         # A plain lock: whoever holds it calls no public method.
         self._lock = threading.Lock()
         job_ids = itertools.count(1)
         self._events = Events(self._tiers, wanted=events)
         self._holds = Holds(host, max(record_bytes(group.payload_bytes) for group in identity.groups))
+        shares = Shares(int(host.capacity_bytes * settings.cascade_fraction), len(self._tiers))
         self._promotions = Promotions(
             host,
             self._tiers,
@@ -117,7 +116,7 @@ class TieredStore:
             holds=self._holds,
             namespace=identity.namespace,
             layout=identity.layout,
-            max_bytes=int(host.capacity_bytes * settings.cascade_fraction),
+            shares=shares,
             metrics=self.metrics,
             job_ids=job_ids,
             off=self._promotions.off,
@@ -149,21 +148,25 @@ class TieredStore:
         self._get = host.get
         self._closed = False
         self._is_free = True
-        self._declare_gauges()
+        self._serving = Serving()
+        declare_gauges(self.metrics, host, self._holds, self._promotions, self._cascades, self._serving)
         self._holds.now_s = time.monotonic()
         self._cascades.start()
+        books = {"holds": self._holds, "shares": shares, "metrics": self.metrics}
+        self._serving.start(host, self._tiers, identity=identity, lock=self._lock, **books, fault=self._fault)
 
     # Requests.
 
-    def begin_request(self, request_id: str, tiers: Collection[str] | None = None) -> None:
+    def begin_request(self, request_id: str, tiers: Collection[str] | None = None, hint: Hint | None = None) -> None:
         """A request began. Without this its first look-up begins it, with all tiers.
 
         Args:
             request_id: The engine's.
             tiers: Names of the tiers that it may load from; None for all. What is in host memory it may always load.
+            hint: Whom it names, for tiers that want to know. They may wait, and its look-ups stay PENDING, as `Tier.begin_request` says.
         """
         with self._lock:
-            self._lookups.begin(request_id, tiers)
+            self._lookups.begin(request_id, tiers, hint)
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether a chunk is there, from memory. MISS holds for the request; a key that no chunk can have is a MISS."""
@@ -332,6 +335,7 @@ class TieredStore:
             else:
                 identity = dataclasses.replace(self.identity, epoch=fresh_epoch())
             # First, so that whatever fails below, nothing of before is found.
+            self._serving.pause()
             self.host.reset()
             self._cascades.reset(identity.namespace)
             self._lookups.forget()
@@ -342,19 +346,21 @@ class TieredStore:
             self._lower_tiers.reset(weights_version, identity)
             self._poll()
             self._events.forget()
+            self._serving.resume(identity.namespace, self._promotions.off)
 
     def close(self) -> bool:
         """Let stores to tiers end, for `close_timeout_s` at most, then close every tier, whatever another one does. Idempotent.
 
         Returns:
-            Whether nothing touches the host tier's region any more. If not, a call that does not return may: keep it mapped, and do not
-            write to it, until the process ends.
+            Whether nothing touches the host tier's region any more. If not, a call that does not return may, or others who read it: keep
+            it mapped, and do not write to it, until the process ends.
         """
         until_s = time.monotonic() + self._settings.close_timeout_s
         with self._lock:
             if self._closed:
                 return self._is_free
             self._closed = True
+            self._serving.pause()
             self._lookups.close()
         self._drain(until_s)
         with self._lock:
@@ -362,14 +368,17 @@ class TieredStore:
         # What it does is in memory alone.
         ended = self._cascades.join(_SEAL_S)
         with self._lock:
-            self._is_free = self._lower_tiers.close() and ended
+            closed = self._lower_tiers.close()
+            lent = self._serving.take_in()
+            self._is_free = closed and ended and not lent
             if not self._is_free:
-                logger.warning("%s: closed, while calls of a tier may still touch host memory: it has to stay mapped", self.name)
+                logger.warning("%s: closed, while a tier may still touch or lend host memory: it has to stay mapped", self.name)
             return self._is_free
 
     # Inside.
 
     def _poll(self) -> None:
+        self._serving.take_in()
         self._lookups.expire(time.monotonic())
         self._lower_tiers.poll()
 
@@ -389,12 +398,3 @@ class TieredStore:
 
     def _fault(self, part: str) -> None:
         self.metrics.count("faults", part)
-
-    def _declare_gauges(self) -> None:
-        gauge, host = self.metrics.gauge, self.host
-        gauge("host_capacity_bytes", lambda: host.capacity_bytes)
-        gauge("host_used_bytes", lambda: host.used_bytes)
-        gauge("holding_requests", lambda: len(self._holds))
-        gauge("open_promotions", lambda: len(self._promotions))
-        gauge("cascade_bytes", lambda: self._cascades.bytes)
-        gauge("held_slots", lambda: self._promotions.quarantined + self._cascades.held)

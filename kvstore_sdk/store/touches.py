@@ -26,6 +26,8 @@ class Touches:
         self._tiers = tiers
         self._metrics = metrics
         self._fault = fault
+        self.storing = tuple(place for place, below in enumerate(tiers) if below.tier.stores)
+        """Places of the tiers that store anything."""
         # By chunk, the tiers that do not have it because they did not want it.
         self._kept_out: dict[bytes, set[int]] = {}
         # Those of them that were hit since they were last asked for.
@@ -36,7 +38,7 @@ class Touches:
         keys = [slot.key for slot in slots]
         everything: set[int] = set()
         parts: dict[frozenset[int], Sequence[Slot]] = {}
-        for place in range(len(self._tiers)):
+        for place in self.storing:
             wanted = self._wanted(place, keys)
             if len(wanted) == len(keys):
                 everything.add(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore_sdk.backend import Ticket
+from kvstore_sdk.backend import Hint, Ticket
 from kvstore_sdk.tier.jobs import Item, Kind
 from kvstore_sdk.tier.lookups import Probe
 
@@ -26,6 +26,7 @@ class Batch:
     """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
 
     Attributes:
+        hint: Of the request whose probes they are.
         slots: The slots of the items, one each.
         started_s: When a thread took it.
         timeout_s: What the call is allowed when it does not have to wait for a thread first.
@@ -48,3 +49,9 @@ class Batch:
     returned: bool = False
     abandoned: bool = False
     namespace: str = ""
+    hint: Hint | None = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its call may wait for others than the store."""
+        return self.hint is not None and self.hint.wait_s > 0

@@ -26,11 +26,13 @@ from kvstore_sdk.backend import (
     Get,
     GetResult,
     GetStatus,
+    Hint,
     Put,
     PutResult,
     PutStatus,
     ReadOnlyError,
     SupportsDelete,
+    SupportsHints,
     SupportsSettle,
     ThrottledError,
     Ticket,
@@ -72,6 +74,7 @@ class Calls:
         # Asked once, while nothing depends on it: looking at an object of the vendor's may raise.
         self._settles = isinstance(backend, SupportsSettle)
         self._deletes = isinstance(backend, SupportsDelete)
+        self.takes_hints = isinstance(backend, SupportsHints)
         self._metrics = metrics
         self._label = label
         self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
@@ -85,6 +88,16 @@ class Calls:
             return answer.error if isinstance(answer, Failure) else None
 
         return Asked(self, "exists", names, names, deadline, right, Failure, error_of)
+
+    def hint(self, names: Sequence[str], hint: Hint) -> None:
+        """Say whom to ask in the call of `exists` that follows on this thread. Raises nothing, and does not wait."""
+        backend: Any = self.backend
+        try:
+            backend.hint(list(names), hint)
+        except BaseException as error:  # noqa: BLE001  # as below
+            failure = UnavailableError(f"{self._label} hint: raised {type(error).__name__}: {text_of(error)}")
+            failure.__cause__ = error
+            self._failed("hint", names[0], failure, 0.0)
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> Asked[PutResult]:
         def right(answer: Any) -> bool:

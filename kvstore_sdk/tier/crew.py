@@ -17,7 +17,7 @@ from kvstore_sdk.tier.calls import Asked, Asking, drive
 from kvstore_sdk.tier.types import EngineMemory, RecordMemory
 from kvstore_sdk.tier.work import WorkQueue
 
-__all__ = ["Crew", "PolledCrew", "ThreadCrew", "polled_by"]
+__all__ = ["Crew", "PolledCrew", "ThreadCrew", "crew_of", "polled_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -269,3 +269,8 @@ class PolledCrew:
         running.began_s = time.monotonic()
         batch.returned = False
         self._calls[self._backend.begin(asked.operation, list(asked.items), asked.deadline)] = running
+
+
+def crew_of(name: str, work: WorkQueue, polled: PolledBackend | None, run: Run, failed: Failed) -> Crew:
+    """Who makes the calls of a tier: nobody but whoever comes by, if there is a `polled` backend."""
+    return ThreadCrew(name, work, run, failed) if polled is None else PolledCrew(work, polled, run, failed)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from kvstore_sdk.backend import Hint
+from kvstore_sdk.tier.hints import Asker, patience_s
 from kvstore_sdk.tier.types import Lookup
 
 __all__ = ["LookupTable", "Probe"]
@@ -20,17 +22,19 @@ class Probe:
     """One key that the backend is asked about, and the requests that wait for the answer.
 
     Attributes:
+        asker: The request, if it has a hint; it alone waits then.
         answered: Of a trial, whether the backend answered it; None before. False also when it was dropped unasked.
         over: Nobody waits any more: it need not be asked. Set by the engine's thread, read by others.
         trial: It is to find out whether the store works again.
         overruled: Whether the key is there, when that became known otherwise after the question: it stands, whatever a late answer says.
     """
 
-    __slots__ = ("answered", "asked_s", "key", "over", "overruled", "trial", "waiting")
+    __slots__ = ("answered", "asked_s", "asker", "key", "over", "overruled", "trial", "waiting")
 
-    def __init__(self, key: bytes, asked_s: float) -> None:
+    def __init__(self, key: bytes, asked_s: float, asker: Asker | None = None) -> None:
         self.key = key
         self.asked_s = asked_s
+        self.asker = asker
         self.over = False
         self.trial = False
         self.answered: bool | None = None
@@ -45,7 +49,7 @@ class LookupTable:
     - A request is told HIT at most `max_hits` times for one key, then MISS: a prefix larger than the host tier, or a load that always
       fails, ends in a recomputation, never in a request that waits for ever.
     - Every probe is answered or becomes a MISS `timeout_s` after its key was first asked for, at the next `expire`, or when a request that
-      waits for it looks it up.
+      waits for it looks it up. A request whose hint says that it waits has its own questions, and a second more than that for them.
     - An answer to a question that was asked before newer news of the key does not overwrite them.
 
     The way of a known key is kept short: it is on the engine's own thread, for every chunk of every request that waits.
@@ -76,8 +80,9 @@ class LookupTable:
         self._bad: dict[bytes, None] = {}
         # Found gone, so that it is found once.
         self._gone: dict[bytes, None] = {}
-        # In the order in which they were asked for.
+        # In the order in which they were asked for; those of requests with a hint are with the request.
         self._probes: dict[bytes, Probe] = {}
+        self._askers: dict[str, Asker] = {}
         self._unsent: dict[str, list[Probe]] = {}
         # What each request was told: how often it may still hear HIT for a key. 0 is MISS, and a key that is not in it was not answered.
         self._told: dict[str, dict[bytes, int]] = {}
@@ -91,7 +96,13 @@ class LookupTable:
     @property
     def pending(self) -> int:
         """Keys that wait for an answer."""
-        return len(self._probes)
+        return len(self._probes) + sum(len(asker.probes) for asker in self._askers.values())
+
+    def begin(self, request_id: str, hint: Hint) -> None:
+        """What this request asks from now on is asked with a hint, until its end. A second one is without effect."""
+        if request_id not in self._told:
+            self._open(request_id)
+        self._askers.setdefault(request_id, Asker(hint))
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Answer from what is known; a key that is not known becomes a probe."""
@@ -117,7 +128,8 @@ class LookupTable:
         """As `lookup`, but what is known to be there is not believed: the question is the trial of a store that did not work."""
         self._present.pop(key, None)
         answer = self.lookup(request_id, key)
-        if (probe := self._probes.get(key)) is not None:
+        asker = self._askers.get(request_id)
+        if (probe := (self._probes if asker is None else asker.probes).get(key)) is not None:
             probe.trial = True
         return answer
 
@@ -136,16 +148,22 @@ class LookupTable:
         return key in self._told.get(request_id, ())
 
     def expire(self) -> None:
-        """Give up the probes that have waited longer than `timeout_s`, so that those nobody looks up again do not pile up."""
-        while self._probes and self.now_s - (oldest := next(iter(self._probes.values()))).asked_s > self._timeout_s:
-            self.give_up((oldest,))
+        """Give up the probes that have waited too long, so that those nobody looks up again do not pile up."""
+        self._expire(self._probes, self._timeout_s)
+        for asker in self._askers.values():
+            if asker.probes:
+                self._expire(asker.probes, patience_s(self._timeout_s, asker.hint))
 
     def take_unsent(self) -> list[list[Probe]]:
-        """The probes that nobody was asked about yet, one list a request."""
+        """The probes that nobody was asked about yet, one list a request; with a hint or without, all of a list."""
         if not self._unsent:
             return []
         unsent, self._unsent = self._unsent, {}
-        still_open = ([probe for probe in probes if not probe.over] for probes in unsent.values())
+        still_open: Iterable[list[Probe]] = ([probe for probe in probes if not probe.over] for probes in unsent.values())
+        if self._askers:
+            # A request may have asked before it was begun with a hint.
+            parts = ((probes, hinted) for probes in still_open for hinted in (False, True))
+            still_open = ([probe for probe in probes if (probe.asker is not None) is hinted] for probes, hinted in parts)
         return [probes for probes in still_open if probes]
 
     def answer(self, probe: Probe, present: bool | None) -> bool:
@@ -155,9 +173,9 @@ class LookupTable:
             Whether this is how we learn that a record is gone: it was known to be there.
         """
         key = probe.key
-        if self._probes.get(key) is not probe:
+        if not self._is_open(probe):
             return False
-        del self._probes[key]
+        del (self._probes if probe.asker is None else probe.asker.probes)[key]
         probe.over = True
         gone = False
         if probe.overruled is not None:
@@ -177,7 +195,7 @@ class LookupTable:
     def give_up(self, probes: Iterable[Probe]) -> None:
         """These probes get no answer in time."""
         for probe in probes:
-            self.timeouts += not probe.over and self._probes.get(probe.key) is probe
+            self.timeouts += not probe.over and self._is_open(probe)
             self.answer(probe, None)
 
     def is_present(self, key: bytes) -> bool:
@@ -211,6 +229,7 @@ class LookupTable:
             Whether it is news that the key is gone.
         """
         self._present.pop(key, None)
+        # Not of those with a hint: they are asked elsewhere, and what they wait for may have come since.
         if (probe := self._probes.get(key)) is not None:
             probe.overruled = False
         if not gone:
@@ -222,8 +241,12 @@ class LookupTable:
         return self._found_gone(key)
 
     def end_request(self, request_id: str) -> None:
-        """Forget what the request was told, and what it asked and nobody else waits for, if it was not sent yet."""
+        """Forget what the request was told, and what it asked and nobody else waits for, if no call was made for it yet."""
         self._told.pop(request_id, None)
+        if (asker := self._askers.pop(request_id, None)) is not None:
+            for probe in asker.probes.values():
+                probe.over = True
+            asker.probes.clear()
         for probe in self._unsent.pop(request_id, ()):
             probe.waiting = {waiting for waiting in probe.waiting if waiting in self._told}
             if probe.waiting:
@@ -235,8 +258,9 @@ class LookupTable:
 
     def clear(self) -> None:
         """Forget everything that is known. Requests that wait hear MISS, and those that were told HIT too."""
-        for probe in list(self._probes.values()):
-            self.answer(probe, None)
+        for probes in (self._probes, *(asker.probes for asker in self._askers.values())):
+            for probe in list(probes.values()):
+                self.answer(probe, None)
         self._present.clear()
         self._bad.clear()
         self._gone.clear()
@@ -257,15 +281,28 @@ class LookupTable:
             self.misses += 1
             return False
         now = self._clock()
-        probe = self._probes.get(key)
+        asker = self._askers.get(request_id) if self._askers else None
+        probes, timeout_s = self._probes, self._timeout_s
+        if asker is not None:
+            probes, timeout_s = asker.probes, patience_s(timeout_s, asker.hint)
+            asker.since_s = min(asker.since_s, now)
+        probe = probes.get(key)
         if probe is None:
-            probe = self._probes[key] = Probe(key, now)
+            probe = probes[key] = Probe(key, now, asker)
             self._unsent.setdefault(request_id, []).append(probe)
         probe.waiting.add(request_id)
-        if now - probe.asked_s <= self._timeout_s:
+        if now - probe.asked_s <= timeout_s:
             return True
         self.give_up((probe,))
         return False
+
+    def _is_open(self, probe: Probe) -> bool:
+        """Whether somebody waits for this probe, and not for a later one of the same key."""
+        return (self._probes if probe.asker is None else probe.asker.probes).get(probe.key) is probe
+
+    def _expire(self, probes: dict[bytes, Probe], timeout_s: float) -> None:
+        while probes and self.now_s - (oldest := next(iter(probes.values()))).asked_s > timeout_s:
+            self.give_up((oldest,))
 
     def _open(self, request_id: str) -> dict[bytes, int]:
         if len(self._told) >= _MAX_REQUESTS:
@@ -280,9 +317,14 @@ class LookupTable:
                 self._gone.pop(key, None)
         self._present.update(dict.fromkeys(keys, until_s))
         _keep_newest(self._present, self._max_keys)
-        if self._probes:
+        self._overrule(self._probes, keys)
+        for asker in self._askers.values():
+            self._overrule(asker.probes, keys)
+
+    def _overrule(self, probes: dict[bytes, Probe], keys: Sequence[bytes]) -> None:
+        if probes:
             for key in keys:
-                if (probe := self._probes.get(key)) is not None:
+                if (probe := probes.get(key)) is not None:
                     probe.overruled = True
 
     def _found_gone(self, key: bytes) -> bool:

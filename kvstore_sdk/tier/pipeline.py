@@ -12,6 +12,7 @@ from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.calls import Asking, Calls
 from kvstore_sdk.tier.floor import Floor
+from kvstore_sdk.tier.hints import call_s, patience_s
 from kvstore_sdk.tier.jobs import Ending, Kind
 from kvstore_sdk.tier.loads import Loads
 from kvstore_sdk.tier.metrics import TierMetrics
@@ -134,11 +135,12 @@ class Pipeline:
             for probe in batch.probes:
                 self._tell(Answered(probe, None))
             return
-        # From when the first of them was asked for; a little time even if that was long ago. Before the table gives them up, so that what
-        # was found by then is not lost with what was not.
-        batch.timeout_s = self._settings.lookup_timeout_s
-        batch.deadline_s = max(batch.probes[0].asked_s + 0.9 * self._settings.lookup_timeout_s, time.monotonic() + 0.01)
+        # From when the first of them was asked for; a little time even if that was long ago.
+        batch.timeout_s = patience_s(self._settings.lookup_timeout_s, batch.hint)
+        batch.deadline_s = max(batch.probes[0].asked_s + call_s(batch.timeout_s), time.monotonic() + 0.01)
         names = [ChunkKey.from_engine(batch.namespace, probe.key).name for probe in batch.probes]
+        if batch.hint is not None:
+            self._calls.hint(names, batch.hint)
         answers: list[bool | Failure] = yield self._calls.exists(names, Deadline(batch.deadline_s))
         now = time.monotonic()
         failed: BackendError | None = None

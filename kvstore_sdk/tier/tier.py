@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from kvstore_sdk.backend import Backend, ConfigError
+from kvstore_sdk.backend import Backend, ConfigError, Hint, RecordSource
 from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.admission import Admission
 from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.calls import Calls
-from kvstore_sdk.tier.crew import Crew, PolledCrew, ThreadCrew, polled_by
+from kvstore_sdk.tier.closing import close_and_join
+from kvstore_sdk.tier.crew import PolledCrew, crew_of, polled_by
 from kvstore_sdk.tier.desk import Desk, Sizes
 from kvstore_sdk.tier.direct import DirectRecords
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.gate import Gate
+from kvstore_sdk.tier.gauges import declare_gauges
 from kvstore_sdk.tier.health import Health
+from kvstore_sdk.tier.hints import Waits
 from kvstore_sdk.tier.isolated import count_isolation
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
@@ -32,6 +34,7 @@ from kvstore_sdk.tier.pipeline import Pipeline
 from kvstore_sdk.tier.records import Records, announce, take_back
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.staged import StagedRecords
+from kvstore_sdk.tier.surfaces import serve, tell_identity
 from kvstore_sdk.tier.types import EngineMemory, JobResult, Lookup, RecordMemory, TierEvent
 from kvstore_sdk.tier.watch import Watch
 from kvstore_sdk.tier.work import WorkQueue
@@ -87,6 +90,8 @@ class Tier:
         slot_bytes, slots, max_key_bytes = fit(where, backend, identity, settings)
         self.name = name
         self.identity = identity
+        self.stores = may_store and not capabilities.read_only
+        """Whether it stores anything; otherwise every store is skipped."""
         self.metrics = TierMetrics()
         count_isolation(self.metrics, backend)
         self._settings = settings
@@ -105,6 +110,9 @@ class Tier:
         self._floor = Floor(settings.min_load_mb_per_s, settings.breaker_probe_s)
         self._admission = Admission(settings.admission, settings.max_known_keys)
         self._gate = Gate(self._breakers, self._floor, self._table)
+        self._waits = Waits(identity)
+        # Where no thread can be spared for it a question waits for nothing.
+        self._may_wait = capabilities.max_concurrency > 2 * settings.io_threads
         polled = polled_by(backend, memory)
         self._work = WorkQueue(
             slots=slots,
@@ -129,19 +137,16 @@ class Tier:
             work=self._work,
             settings=settings,
             metrics=self.metrics,
-            may_store=may_store and not capabilities.read_only,
+            may_store=self.stores,
         )
-        self._closed = False
-        self._left_touched = False
+        self._closed = self._left_touched = False
         self._records: Records
         if isinstance(memory, RecordMemory):
             # As `fit` reckons: a reset makes the manifest some bytes longer.
             spare_bytes = padded_bytes(len(identity.manifest())) + 4096
-            released = self._desk.released.append
-            self._records = DirectRecords(name, memory, identity.layout, spare_bytes=spare_bytes, released=released)
+            self._records = DirectRecords(name, memory, identity.layout, spare_bytes=spare_bytes, released=self._desk.released.append)
         else:
-            sizes_of_slots = {"slots": slots, "slot_bytes": slot_bytes}
-            self._records = StagedRecords(name, memory, identity.layout, **sizes_of_slots, verifies=settings.verify)
+            self._records = StagedRecords(name, memory, identity.layout, slots=slots, slot_bytes=slot_bytes, verifies=settings.verify)
         self._pipeline = Pipeline(
             name=name,
             calls=self._calls,
@@ -163,17 +168,14 @@ class Tier:
             send=lambda probe: self._work.put_probes(self._namespace, (probe,)),
             pump=lambda: self._crew.pump(),
         )
-        self._declare_gauges()
+        declare_gauges(self.metrics, self._breakers, self._health, self._floor, self._work, self._table, self._desk)
+        tell_identity(name, backend, identity)
         try:
             announce(backend, self._records.regions)
         except BaseException:
             self._records.close(untouched=True)
             raise
-        self._crew: Crew
-        if polled is None:
-            self._crew = ThreadCrew(name, self._work, self._pipeline.run, self._failed)
-        else:
-            self._crew = PolledCrew(self._work, polled, self._pipeline.run, self._failed)
+        self._crew = crew_of(name, self._work, polled, self._pipeline.run, self._failed)
         if not self._crew.grow():
             take_back(backend, self._records.regions)
             self._records.close(untouched=True)
@@ -191,12 +193,28 @@ class Tier:
         )
         self._health.start()
 
+    def serve(self, source: RecordSource) -> bool:
+        """Have the backend serve these records to others, until `close`. Returns whether it does."""
+        return serve(self.name, self._backend, source)
+
     # Look-ups.
+
+    def begin_request(self, request_id: str, hint: Hint | None = None) -> None:
+        """A request began. Without this its first look-up begins it.
+
+        Args:
+            request_id: The engine's.
+            hint: Whom it names, for a backend that wants to know. With a `wait_s` its look-ups may stay PENDING for a second longer than
+                that, all of them together, or for `lookup_timeout_s` if that is more.
+        """
+        if hint is not None and self._calls.takes_hints:
+            self._table.begin(request_id, hint if self._may_wait else Hint(hint.peer))
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether the backend has a chunk, from memory. MISS for a key that no chunk can have.
 
-        PENDING becomes HIT or MISS within `lookup_timeout_s`: `flush` sends the question, `poll` or `flush` brings the answer.
+        PENDING becomes HIT or MISS within `lookup_timeout_s`, or what `begin_request` says: `flush` sends the question, `poll` or `flush`
+        brings the answer.
         """
         if self._exists.is_open or self._get.is_open or self._floor.is_slow:
             return self._gate.lookup(request_id, key)
@@ -210,8 +228,11 @@ class Tier:
         self._table.now_s = now
         self._table.expire()
         for probes in self._table.take_unsent():
-            self._work.put_probes(self._namespace, probes)
+            hint = self._waits.hint(self._namespace, probes, now)
+            self._work.put_probes(self._namespace, probes, hint)
             self._watch.by(now + self._settings.lookup_timeout_s)
+            if hint is not None and hint.wait_s:
+                self._crew.grow()
         self._crew.pump()
         self._gate.count(self.metrics)
         self._watch.look(now)
@@ -310,6 +331,7 @@ class Tier:
         self._table.clear()
         self._admission.clear()
         self._gate.count(self.metrics)
+        tell_identity(self.name, self._backend, identity)
         self.identity = identity
         self._namespace = identity.namespace
 
@@ -335,15 +357,7 @@ class Tier:
         while self._work.in_doubt and time.monotonic() < until_s - patience_s * 0.25:
             self._crew.wait(time.monotonic() + 0.05)
         self._crew.stop()
-        closer = threading.Thread(target=self._close_backend, name=f"{self.name}-close", daemon=True)
-        threads = [*self._health.threads, *self._crew.threads, closer]
-        try:
-            closer.start()
-        except RuntimeError:
-            logger.exception("%s: the backend could not be closed", self.name)
-            threads.pop()
-        for thread in threads:
-            thread.join(max(0.0, until_s - time.monotonic()))
+        threads = close_and_join(self.name, self._close_backend, [*self._health.threads, *self._crew.threads], until_s)
         self._crew.settle(until_s)
         stuck = [thread.name for thread in threads if thread.is_alive()]
         self._left_touched = bool(stuck) or not self._work.is_untouched
@@ -362,17 +376,6 @@ class Tier:
         self._desk.expire_all()
         self._work.forget_ended()
         self._hear()
-
-    def _declare_gauges(self) -> None:
-        gauge, breakers = self.metrics.gauge, self._breakers
-        gauge("breaker_open", lambda: breakers.exists.is_open or breakers.get.is_open, "read")
-        gauge("breaker_open", lambda: breakers.put.is_open, "write")
-        gauge("healthy", lambda: self._health.healthy)
-        gauge("load_mb_per_s", lambda: self._floor.mb_per_s)
-        gauge("queued_store_bytes", lambda: self._work.queued_store_bytes)
-        gauge("quarantined_bytes", lambda: self._work.quarantined_bytes)
-        gauge("known_keys", lambda: len(self._table))
-        gauge("open_jobs", lambda: len(self._desk))
 
     # By the crew.
 
@@ -394,7 +397,4 @@ class Tier:
     def _close_backend(self) -> None:
         if self._work.is_untouched:
             take_back(self._backend, self._records.regions)
-        try:
-            self._backend.close()
-        except BaseException:
-            logger.exception("%s: closing the backend failed", self.name)
+        self._backend.close()

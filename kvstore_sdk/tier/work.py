@@ -9,14 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind
 from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.questions import Questions
 
 __all__ = ["WorkQueue"]
 
-_LEAST_PROBES = 64
-"""Names that are not worth a second call: a round trip costs as much as looking so many up."""
 _SETTLE_EVERY_S = 0.1
 _GRACE_S = 0.1
 """A call that stops at its deadline returns a little after it; only later is it late."""
@@ -30,8 +30,9 @@ class WorkQueue:
     when the call of a batch is late its slots stay with it (quarantine) until it returns, and slots in doubt until the backend has
     settled them.
 
-    It also counts the threads: `threads` of them, and one more for each call that is late, as long as the backend allows more calls. Where
-    calls need no threads, what is counted is calls at a time, in units of `depth`.
+    It also counts the threads: `threads` of them, and one more for each call that is late or may wait, as long as the backend allows more
+    calls. A call that may wait is begun only where that leaves `threads` to all others. Where calls need no threads, what is counted is
+    calls at a time, in units of `depth`.
     """
 
     def __init__(
@@ -60,8 +61,11 @@ class WorkQueue:
         self.slot_bytes = slot_bytes
         self._batch = batch
         self._probe_batch = probe_batch
+        self._questions = Questions(probe_batch)
         self._threads = threads
         self._max_threads = max_threads
+        # What is left when as many calls are late as threads are needed otherwise.
+        self._most_waits = max(0, max_threads - 2 * threads)
         self._depth = depth
         # A quarter of the threads, and at least one where there are two, is never busy with stores; likewise a quarter of the slots.
         self._kept_threads = max(1, threads // 4) if threads > 1 else 0
@@ -73,7 +77,6 @@ class WorkQueue:
         self._work = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
         self._unfold = unfold
-        self._probes: deque[tuple[str, Sequence[Probe]]] = deque()
         self._folded: deque[Job] = deque()
         self._queues: dict[Kind, deque[Item]] = {Kind.LOAD: deque(), Kind.STORE: deque()}
         self._later: list[tuple[float, int, Item]] = []
@@ -81,6 +84,8 @@ class WorkQueue:
         self._doubts: list[Doubt] = []
         self._settle_at_s = 0.0
         self._batches: set[Batch] = set()
+        # Of those, the ones that may wait for others than the store, and are not late.
+        self._waiting = 0
         # How long a call takes, a moving mean of the last few.
         self._typical_s = {Kind.LOAD: 0.0, Kind.STORE: 0.0}
         # Slots of stores, in a call or in doubt.
@@ -93,13 +98,10 @@ class WorkQueue:
 
     # The engine's side.
 
-    def put_probes(self, namespace: str, probes: Sequence[Probe]) -> None:
-        """Queue a request's probes: one call, or for many of them one for each thread, as some stores look one name up after another."""
-        size = max(_LEAST_PROBES, -(-len(probes) // self._threads))
-        parts = [probes[at : at + size] for at in range(0, len(probes), size)]
+    def put_probes(self, namespace: str, probes: Sequence[Probe], hint: Hint | None = None) -> None:
+        """Queue a request's probes, for one call or several."""
         with self._lock:
-            self._probes.extend((namespace, part) for part in parts)
-            self._work.notify(len(parts))
+            self._work.notify(self._questions.put(namespace, probes, hint, self._threads))
 
     def put_job(self, job: Job) -> None:
         """Queue a job as a whole: what it takes to unfold it is not paid by the caller."""
@@ -119,9 +121,8 @@ class WorkQueue:
         """Drop what has not begun. Returns it: the caller has to answer the probes and to settle the items."""
         with self._lock:
             self._unfold_all()
-            probes = [probe for _, some in self._probes for probe in some]
+            probes = self._questions.clear()
             items = [item for queue in self._queues.values() for item in queue] + [item for _, _, item in self._later]
-            self._probes.clear()
             for queue in self._queues.values():
                 queue.clear()
             self._later.clear()
@@ -131,7 +132,7 @@ class WorkQueue:
     def forget_ended(self) -> None:
         """Drop the items of jobs that were closed, and probes that nobody waits for, so that queues which nobody serves do not grow."""
         with self._lock:
-            self._probes = deque((namespace, some) for namespace, some in self._probes if _wanted(some))
+            self._questions.forget_unwanted()
             self._folded = deque(job for job in self._folded if job.open)
             self.folded_store_chunks = sum(len(job.keys) for job in self._folded if job.kind is Kind.STORE)
             for kind, queue in self._queues.items():
@@ -149,9 +150,9 @@ class WorkQueue:
             self._ended.notify_all()
 
     def wait_quiet(self, until_s: float) -> bool:
-        """Wait until no call is running, not later than `until_s`. Returns whether that is so."""
+        """Wait until no call is running but those that may wait, not later than `until_s`. Returns whether that is so."""
         with self._lock:
-            return self._ended.wait_for(lambda: not self._batches, max(0.0, until_s - time.monotonic()))
+            return self._ended.wait_for(lambda: self._waiting == len(self._batches), max(0.0, until_s - time.monotonic()))
 
     def wait_changed(self, until_s: float) -> None:
         """Wait until a batch ends, not later than `until_s`."""
@@ -164,6 +165,7 @@ class WorkQueue:
             late = [batch for batch in self._batches if self._may_be_late(batch) and now > batch.deadline_s + _GRACE_S]
             for batch in late:
                 batch.abandoned = True
+                self._waiting -= batch.may_wait
             return late
 
     def next_deadline_s(self) -> float:
@@ -175,7 +177,7 @@ class WorkQueue:
     def wants_thread(self) -> bool:
         """Whether one more thread should call `next`. True counts it as started."""
         with self._lock:
-            if self._stopped or self._alive >= min(self._max_threads, self._threads + self._late_calls()):
+            if self._stopped or self._alive >= min(self._max_threads, self._wanted_threads()):
                 return False
             self._alive += 1
             return True
@@ -189,7 +191,7 @@ class WorkQueue:
     def is_stuck(self) -> bool:
         """Whether every thread sits in a call that is late, or as many calls as there may be are late where none is needed."""
         with self._lock:
-            return 0 < self._alive * self._depth <= self._late_calls()
+            return 0 < (self._alive - self._waiting) * self._depth <= self._late_calls()
 
     def oldest_store_s(self) -> float:
         """When the store that waits longest was submitted; infinity when none waits."""
@@ -208,7 +210,7 @@ class WorkQueue:
     @property
     def waits(self) -> bool:
         """Whether there is something to be done, now or later, that is in no call."""
-        return bool(self._folded or self._probes or self._later or self._doubts) or any(self._queues.values())
+        return bool(self._folded or self._questions or self._later or self._doubts) or any(self._queues.values())
 
     @property
     def in_doubt(self) -> bool:
@@ -217,19 +219,19 @@ class WorkQueue:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no call is running and none is in doubt: nobody reads or writes a record."""
+        """Whether no call that is given memory is running, and none is in doubt: nobody reads or writes a record."""
         with self._lock:
-            return not self._batches and not self._doubts
+            return self._waiting == len(self._batches) and not self._doubts
 
     # The threads' side.
 
     def next(self) -> Batch | None:
         """Wait for work. None when the queue is stopped, or one thread less is needed: the caller ends."""
         with self._lock:
-            while not self._stopped and self._alive <= self._threads + self._late_calls():
+            while not self._stopped and self._alive <= self._wanted_threads():
                 now = time.monotonic()
                 if (batch := self._begin(now)) is not None:
-                    if self._probes or any(self._queues.values()):
+                    if self._questions or any(self._queues.values()):
                         # Each wakes the next one, so that a finished call does not wake them all for nothing.
                         self._work.notify()
                     return batch
@@ -242,7 +244,7 @@ class WorkQueue:
         if not self.waits:
             return None
         with self._lock:
-            self._alive = min(self._alive, self._threads + self._late_calls())
+            self._alive = min(self._alive, self._wanted_threads())
             if self._stopped or len(self._batches) >= self._alive * self._depth:
                 return None
             return self._begin(time.monotonic())
@@ -259,6 +261,7 @@ class WorkQueue:
         """The call of a batch is over: free its slots, except those in doubt; and those whose doubt is settled."""
         with self._lock:
             self._batches.discard(batch)
+            self._waiting -= batch.may_wait and not batch.abandoned
             held = {doubt.slot for doubt in doubts}
             self._release(slot for slot in batch.slots if slot not in held)
             self._doubts.extend(doubts)
@@ -281,6 +284,7 @@ class WorkQueue:
         batch = self._pick(now)
         if batch is not None:
             self._batches.add(batch)
+            self._waiting += batch.may_wait
             batch.started_s = now
         return batch
 
@@ -291,6 +295,9 @@ class WorkQueue:
 
     def _late_calls(self) -> int:
         return sum(batch.abandoned for batch in self._batches)
+
+    def _wanted_threads(self) -> int:
+        return self._threads + self._late_calls() + min(self._most_waits, self._waiting + self._questions.patient)
 
     def _doubtful(self) -> int:
         return len(self._doubts) + sum(len(batch.doubts) for batch in self._batches)
@@ -321,14 +328,10 @@ class WorkQueue:
             self._queues[item.job.kind].append(item)
 
     def _pick(self, now: float) -> Batch | None:
-        while self._probes:
-            namespace, waiting = self._probes.popleft()
-            probes = _wanted(waiting)
-            if len(probes) > self._probe_batch:
-                self._probes.appendleft((namespace, probes[self._probe_batch :]))
-                self._work.notify()
-            if probes:
-                return Batch(probes=probes[: self._probe_batch], operation="exists", namespace=namespace)
+        # The threads that are in no call which waits for others than the store.
+        free = self._alive - self._waiting
+        if (batch := self._questions.take(free - self._late_calls() > self._threads)) is not None:
+            return batch
         if self._doubts and now >= self._settle_at_s and not any(batch.doubts for batch in self._batches):
             doubts, self._doubts = self._doubts[: self._probe_batch], self._doubts[self._probe_batch :]
             return Batch(doubts=doubts, operation="settle")
@@ -336,7 +339,7 @@ class WorkQueue:
         # Threads in stores come for their part later, if they do: half of them count.
         if batch := self._take(Kind.LOAD, len(self._free), max(1, self._threads - stores // (2 * self._depth)), now):
             return batch
-        threads = max(1, self._alive - self._kept_threads)
+        threads = max(1, free - self._kept_threads)
         if stores < threads * self._depth:
             return self._take(Kind.STORE, min(len(self._free), self._store_slots - len(self._in_stores)), threads, now)
         return None
@@ -381,11 +384,3 @@ class WorkQueue:
         if self._doubts and not any(batch.doubts for batch in self._batches):
             wakes.append(self._settle_at_s)
         return max(0.0, min(wakes) - now) if wakes else None
-
-
-def _wanted(probes: Sequence[Probe]) -> list[Probe]:
-    """Those that somebody waits for. The others, which are to be dropped, hear that they get no answer: their asker may ask again."""
-    for probe in probes:
-        if probe.over:
-            probe.answered = False
-    return [probe for probe in probes if not probe.over]
