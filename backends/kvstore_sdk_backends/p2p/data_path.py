@@ -1,6 +1,7 @@
-"""Records over ZMQ, where NIXL is not: one connection for each session, opened by the asker, on which only the owner sends.
+"""Records over ZMQ, where NIXL is not: one connection for each session, which the asker opens.
 
-A message on it has two frames, a header and the record. All of this runs on the node's event loop.
+The asker sends one empty message when it has connected. Then only the owner sends: messages of two frames, a header and the record. All of
+this runs on the node's event loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zmq.utils.monitor
 
 from kvstore_sdk.backend import Buffer, Deadline
 from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.messages import MAX_RECORD_BYTES
 from kvstore_sdk_backends.p2p.security import Security
 
@@ -32,9 +34,11 @@ _LOOK_S = 0.001
 _GRACE_S = 1.0
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
 _TURN = 8
-"""Records taken from one connection before the loop does something else."""
+"""Messages taken from one socket before the loop does something else."""
+_CONNECTIONS = 4
+"""To one data port at a time. The asker needs one, and whoever else connects does not stay."""
 _FROM_ASKER_BYTES = 4096
-"""An asker sends nothing on a data connection; a frame that is longer than this ends it. What a key takes to be proven is shorter."""
+"""An asker sends one empty frame; one that is longer than this ends its connection. What a key takes to be proven is shorter."""
 
 
 def routing_id(node: bytes) -> bytes:
@@ -68,22 +72,32 @@ class Sender:
         self._sent: deque[_Sent] = deque()
         self._queued_bytes = 0
         self._turn = asyncio.Lock()
-        self._room = asyncio.Event()
-        self._reached = False
+        self._news = asyncio.Event()
+        self._asker = -1
         self._closed = False
         # Not one of asyncio's: its sends would wait inside the library, where a deadline and `close` do not reach them.
         self._socket: zmq.Socket = context.socket(zmq.ROUTER, socket_class=zmq.Socket)
         try:
             security.secure_server(self._socket, "data")
             self._socket.maxmsgsize = _FROM_ASKER_BYTES
-            self._socket.rcvhwm = 1
             # What may wait is bounded in bytes, by `max_queued_bytes`.
             self._socket.sndhwm = 0
             self._socket.router_mandatory = 1
-            self.port = security.bind_data(self._socket)
+            self._guard = Guard(self._socket, most=_CONNECTIONS, secured=security.key is not None, label="p2p data")
+            try:
+                self._guard.lost = self._lost
+                self.port = security.bind_data(self._socket)
+            except BaseException:
+                self._guard.close()
+                raise
         except BaseException:
             self._socket.close(0)
             raise
+        self._guard.start(self.port)
+        self._guarding = self._loop.create_task(self._guard.run())
+        self._loop.add_reader(self._socket.FD, self._take)
+        # The descriptor tells of changes alone, and there may have been one before it was looked at.
+        self._loop.call_soon(self._take)
 
     @property
     def closed(self) -> bool:
@@ -106,13 +120,12 @@ class Sender:
         """
         try:
             async with asyncio.timeout(deadline.remaining_s()), self._turn:
-                while self._queued_bytes and self._queued_bytes + buffer.length > self._max_queued_bytes and not self._closed:
-                    self._room.clear()
-                    await self._room.wait()
-                sent = await self._hand_over(number, index, buffer, deadline)
+                while not self._closed and not self._may_send(buffer.length):
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError:
             return False
-        if sent is None:
+        if (sent := self._hand_over(number, index, buffer, deadline)) is None:
             return False
         cancelled: asyncio.CancelledError | None = None
         while not sent.freed.done():
@@ -129,44 +142,70 @@ class Sender:
         """End the connection. The memory of all that is under way is free within milliseconds. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._room.set()
+            self._news.set()
+            self._loop.remove_reader(self._socket.FD)
+            self._guarding.cancel()
+            self._guard.close()
             self._socket.close(0)
 
-    async def _hand_over(self, number: int, index: int, buffer: Buffer, deadline: Deadline) -> _Sent | None:
+    def _may_send(self, size: int) -> bool:
+        return self._asker >= 0 and (not self._queued_bytes or self._queued_bytes + size <= self._max_queued_bytes)
+
+    def _hand_over(self, number: int, index: int, buffer: Buffer, deadline: Deadline) -> _Sent | None:
+        if self._closed:
+            return None
         parts = [self._to, HEADER.pack(number, index, buffer.length), buffer.view]
-        while not self._closed:
-            try:
-                tracker = self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
-            except zmq.ZMQError as cause:
-                if cause.errno != zmq.EHOSTUNREACH or self._reached:
-                    self.close()
-                    break
-                # The asker connects when it has read the Welcome.
-                await asyncio.sleep(_LOOK_S)
-                continue
-            self._reached = True
-            sent = _Sent(tracker, buffer.length, deadline.at_s + _GRACE_S, self._loop.create_future())
-            self._sent.append(sent)
-            self._queued_bytes += sent.size
-            if len(self._sent) == 1:
-                self._look()
-            return sent
-        return None
+        try:
+            tracker = self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
+        except zmq.ZMQError:
+            self.close()
+            return None
+        sent = _Sent(tracker, buffer.length, deadline.at_s + _GRACE_S, self._loop.create_future())
+        self._sent.append(sent)
+        self._queued_bytes += sent.size
+        if len(self._sent) == 1:
+            self._look()
+        return sent
 
     def _look(self) -> None:
         """Not a task: those are cancelled when the loop ends, and whoever waits for its memory then still waits for this."""
-        if not self._closed:
-            # What a lost connection held is let go of only when the socket is asked something.
-            self._socket.getsockopt(zmq.EVENTS)
+        # Sending may use up the signal that something has come; and the memory of a connection that is lost is free only when the socket
+        # is asked something.
+        self._take()
         while self._sent and self._sent[0].tracker.done:
             sent = self._sent.popleft()
             self._queued_bytes -= sent.size
             sent.freed.set_result(None)
-            self._room.set()
+            self._news.set()
         if self._sent:
             if Deadline(self._sent[0].late_at).expired:
                 self.close()
             self._loop.call_later(_LOOK_S, self._look)
+
+    def _take(self) -> None:
+        for _ in range(_TURN):
+            if self._closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            except zmq.ZMQError:
+                self.close()
+                return
+            # What the guard knows of a connection must be as new as what comes over it.
+            self._guard.look()
+            if self._asker < 0 and len(frames) == 2 and frames[0].bytes == self._to and not len(frames[1]):
+                self._guard.welcome(frames[1])
+                self._asker = int(frames[1].get("__fd"))
+                self._news.set()
+            else:
+                self._guard.end(frames[-1])
+        self._loop.call_soon(self._take)
+
+    def _lost(self, descriptor: int) -> None:
+        if descriptor == self._asker:
+            self.close()
 
 
 class Arrival:
@@ -234,6 +273,10 @@ class Receiver:
             self._monitor.linger = 0
             self._monitor.connect(events)
             self._socket.connect(address.endpoint)
+            # Which of the connections to its port is this one, the owner learns from this.
+            # It may have failed by now; then the monitor tells of it.
+            with suppress(zmq.Again):
+                self._socket.send(b"", zmq.NOBLOCK)
         except BaseException:
             self._end_sockets()
             raise

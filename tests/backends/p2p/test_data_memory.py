@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ async def stuck(b: Bench, sender: Sender, first: Buffer) -> Any:
     """An asker that is connected, and takes nothing any more once it has read one record, `first`."""
     asker = b.socket(zmq.DEALER, routing_id=routing_id(NODE), rcvhwm=1, rcvbuf=65536)
     asker.connect(f"tcp://127.0.0.1:{sender.port}")
+    await asker.send(b"")
     sending = asyncio.create_task(sender.send(1, 0, first, soon()))
     await asyncio.wait_for(asker.recv_multipart(), PATIENCE_S)
     assert await sending
@@ -49,8 +51,8 @@ def test_others_on_the_port_get_nothing_and_are_in_nobodys_way() -> None:
             thieves[-1].routing_id = routing_id(b"another node....")
             for thief in thieves:
                 thief.connect(f"tcp://127.0.0.1:{sender.port}")
-            for frame in (b"", b"x" * 64, b"x" * 5000):
-                await thieves[0].send(frame, zmq.NOBLOCK)
+            for thief, frame in zip((thieves[0], thieves[2], thieves[3]), (b"", b"x" * 64, b"x" * 5000), strict=True):
+                await thief.send(frame, zmq.NOBLOCK)
             source, target = b.memory(MIB, seed=1), b.memory(MIB)
             receiver = b.receiver(sender.port)
             for number in range(3):
@@ -60,6 +62,29 @@ def test_others_on_the_port_get_nothing_and_are_in_nobodys_way() -> None:
             for thief in thieves:
                 assert not await thief.poll(20)
             assert b.lost == []
+
+    run(test)
+
+
+def test_others_on_the_port_do_not_stay() -> None:
+    """Neither those who say nothing, nor those who speak another protocol; the asker comes through among them."""
+
+    async def test() -> None:
+        async with bench() as b:
+            sender = b.sender()
+            others = [await asyncio.open_connection("127.0.0.1", sender.port) for _ in range(12)]
+            for _, writer in others[::2]:
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            source, target = b.memory(4096, seed=1), b.memory(4096)
+            arrival = b.receiver(sender.port).expect(1, {0: target})
+            assert await sender.send(1, 0, source, soon())
+            assert await arrival.wait(soon())
+            for reader, writer in others:
+                with suppress(ConnectionError):
+                    await asyncio.wait_for(reader.read(), PATIENCE_S)
+                writer.close()
+            assert not sender.closed
+            assert await sender.send(2, 0, source, soon())
 
     run(test)
 
@@ -145,9 +170,9 @@ def test_an_asker_that_goes_frees_what_it_did_not_take() -> None:
             asker.close()
             await asyncio.wait_for(asyncio.gather(*sends), PATIENCE_S)
             assert sender.queued_bytes == 0
-            # A session has one data connection, so the next record finds nobody, at once.
+            # A session has one data connection.
+            await until(lambda: sender.closed)
             assert not await sender.send(3, 0, part(source, 0, 4096), soon())
-            assert sender.closed
 
     run(test)
 
