@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
-from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, TimedOutError
+from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, SupportsHints, TimedOutError
 from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import KVStoreError, text_of
@@ -35,10 +35,11 @@ _kept_mapped: list[memoryview] = []
 
 
 class OpenTier(NamedTuple):
-    """A Tier, and whether what it stores outlives this process."""
+    """A Tier, whether what it stores outlives this process, and whether its backend is to be told where a request says that chunks are."""
 
     tier: Tier
     outlives_us: bool
+    takes_hints: bool
 
 
 def open_tier(
@@ -128,7 +129,7 @@ class _Opening:
                 raise TimedOutError(f"{self._doing}: open returned too late")
             outlives_us = backend.capabilities.durability is not Durability.NONE
             self._step = "register_region"
-            return OpenTier(self._tier(backend), outlives_us)
+            return OpenTier(self._tier(backend), outlives_us, isinstance(backend, SupportsHints))
         except BaseException:
             self._close(backend)
             raise

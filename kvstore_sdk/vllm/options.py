@@ -38,6 +38,9 @@ _NOT_OURS = ("type", "module_path", "backpressure")
 LORA_DIGESTS = "lora_digests"
 """The one option that is a table."""
 
+_REPLICA = "data_parallel_index"
+"""The option of a backend that differs between the replicas of an engine."""
+
 _ISOLATION_PREFIX = "isolation_"
 
 ISOLATION_OPTIONS: dict[str, OptionInfo] = {
@@ -72,6 +75,9 @@ class AdapterOptions:
             bool, "no request uses a LoRA adapter that lora_digests does not list; else nothing is stored"
         ] = False,
         locality: Annotated[Literal["LOCAL", "REMOTE"] | None, "where the store is, for vLLM's tier filters and events"] = None,
+        peer_wait_s: Annotated[
+            float, Bounds(ge=0, le=3600), "longest that a request waits for chunks that the peer which it names has not computed yet"
+        ] = 10.0,
         start_timeout_s: Annotated[
             float, Bounds(ge=0.01, le=86400), "longest that the engine's start waits for the backend to open and to be told of memory"
         ] = 120.0,
@@ -89,6 +95,7 @@ class AdapterOptions:
         self.trusted_hash_seed = trusted_hash_seed
         self.only_listed_adapters = only_listed_adapters
         self.locality = locality
+        self.peer_wait_s = peer_wait_s
         self.start_timeout_s = start_timeout_s
         self.isolation = isolation
         self.lora_digests: Mapping[str, str] = {}
@@ -132,6 +139,18 @@ class TierOptions:
     def shown(self) -> str:
         """The backend, for people: its name, `module:factory`, or of a URL the scheme."""
         return _shown(self.backend)
+
+    def of_replica(self, where: str, index: int) -> TierOptions:
+        """The same for one of several data parallel replicas, which share a configuration: a backend that listens learns which one it is.
+
+        Raises:
+            ConfigError: an operator wrote the number, which would be that of every replica.
+        """
+        if _REPLICA not in backend_options(self.backend):
+            return self
+        if _REPLICA in self.backend_options:
+            raise ConfigError(where, _REPLICA, "is set by the engine, for each replica its own; leave it out")
+        return replace(self, backend_options={**self.backend_options, _REPLICA: index})
 
 
 def parse_tier_options(where: str, given: Mapping[str, Any]) -> TierOptions:

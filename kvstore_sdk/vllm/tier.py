@@ -14,6 +14,7 @@ from kvstore_sdk.tier import JobResult, Lookup, Tier
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.guard import NeverRaises, never_raises
+from kvstore_sdk.vllm.hints import HintReader
 from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.memory import RowMemory, merge_ranks
 from kvstore_sdk.vllm.opening import NOBODY_READS, open_tier
@@ -56,6 +57,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         options = parse_tier_options(where, entry)
         self.locality = compat.locality(options.adapter.locality) if options.adapter.locality else None
         self._known = compat.spec_facts(offloading_spec)
+        options = options.of_replica(where, self._known.parallel.replica)
         self._label = _label(offloading_spec, tier_type, entry)
         self.shown_as = f"kvstore tier {self._label}"
         self._results: deque[Any] = deque()
@@ -82,6 +84,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         self._may_lack_blocks = self._known.blocks_per_chunk > 1
         self._memory: RowMemory | None = None
         self._tier: Tier | None = None
+        self._hints: HintReader | None = None
         if decision.lora_off:
             logger.warning(
                 "%s: LoRA is enabled, so nothing is stored or loaded: the tier cannot tell which requests use an adapter. "
@@ -99,6 +102,8 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             memory.close()
             raise
         self._memory, self._tier, self._outlives_us = memory, opened.tier, opened.outlives_us
+        if opened.takes_hints:
+            self._hints = HintReader(self.shown_as, options.adapter.peer_wait_s)
         if decision.private:
             logger.warning(
                 "%s: its chunks are private to this process: %s%s",
@@ -120,9 +125,11 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
 
     @never_raises(compat.request_context)
     def on_new_request(self, req_context: Any) -> Any:
-        """Ask for nothing special. The first request confirms that the engine hashes as the identity says."""
+        """Ask for nothing special. The first request confirms that the engine hashes as the identity says; any may name a peer."""
         if self._hash_unconfirmed is not None:
             self._confirm_hash(self._hash_unconfirmed)
+        if self._tier is not None and self._hints is not None and (hint := self._hints.read(compat.transfer_params(req_context))):
+            self._tier.begin_request(req_context.req_id, hint)
         return compat.request_context()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm_hinting import check_hints
 from vllm_records import is_good, record_paths
 from vllm_stand import Stand, offload
 
@@ -202,6 +203,7 @@ if __name__ == "__main__":
     store_evict_promote()
     a_reset_is_final()
     partial_tails_are_misses()
+    check_hints(lambda entry, **changes: Stand([entry], **changes))
     plain_spec()
     upstream_faults_are_refused()
     mine = f"kvstore-test-{os.getpid()}-"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm_hinting import check_hints
 from vllm_records import is_good, record_paths
 from vllm_scheduler import Scheduler
 from vllm_stand import Stand, offload
@@ -229,6 +230,8 @@ if __name__ == "__main__":
     host_memory_alone()
     partial_tails_are_misses()
     through_the_real_scheduler()
+    sizes = {"cpu_bytes_to_use": HOST_BYTES}
+    check_hints(lambda entry, **changes: Stand([entry], spec_class=KVStoreOffloadingSpec, extra=sizes, **changes))
     a_group_of_draft_layers_is_found_again()
     mine = f"kvstore-test-{os.getpid()}-"
     report["left in /dev/shm"] = [name for name in os.listdir("/dev/shm") if mine in name]

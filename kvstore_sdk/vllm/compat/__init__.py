@@ -28,6 +28,7 @@ from kvstore_sdk.vllm.compat.answers import (
     prepared_store,
     request_context,
     scheduled_requests,
+    transfer_params,
 )
 from kvstore_sdk.vllm.compat.hashing import (
     expected_none_hash,
@@ -118,5 +119,6 @@ __all__ = [
     "scheduled_requests",
     "spec_facts",
     "transfer_ends",
+    "transfer_params",
     "transfer_result_class",
 ]

@@ -35,6 +35,7 @@ __all__ = [
     "prepared_store",
     "request_context",
     "scheduled_requests",
+    "transfer_params",
 ]
 
 _LOOKUP = getattr(offload, "LookupResult", None)
@@ -156,6 +157,11 @@ def allowed_tiers(request: Any, localities: Mapping[str, Any]) -> Collection[str
     if chosen is None or chosen is offload.TierFilter.ALL:
         return None
     return [name for name, where in localities.items() if chosen.allows(medium(), where)]
+
+
+def transfer_params(request: Any) -> Any:
+    """What the client or a router wrote for connectors, unchecked: a table, or nothing."""
+    return getattr(request, "kv_transfer_params", None)
 
 
 def load_source(storage: bool, where: Any) -> Any:

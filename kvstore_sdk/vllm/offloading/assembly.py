@@ -17,6 +17,7 @@ from kvstore_sdk.store import StoreTier, TieredStore
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.engine_layout import EngineLayout, RankLayout, engine_layout
 from kvstore_sdk.vllm.geometry import RankGeometry
+from kvstore_sdk.vllm.hints import HintReader
 from kvstore_sdk.vllm.identity import ChunkLayout, Decision, decide
 from kvstore_sdk.vllm.offloading.manager import KVStoreOffloadingManager, OpenStore
 from kvstore_sdk.vllm.offloading.marks import Marks
@@ -60,6 +61,7 @@ def build_manager(
     states = dict(zip(numbers, layout.state_shapes, strict=True)) if layout.state_shapes else {}
     chunks = ChunkLayout(payload_bytes=sizes, name=layout.layout, version=layout.version, state_shapes=states, kernels=layout.names)
     decision = decide(WHERE, known, records, chunks, options.adapter)
+    options = options.of_replica(WHERE, known.parallel.replica)
     if decision.lora_off:
         logger.warning(
             "%s: LoRA is enabled, so nothing is stored or loaded: nobody can tell which requests use an adapter. "
@@ -135,6 +137,7 @@ def _open_store(
         marks=marks,
         release=region.close,
         localities={tier.name: compat.locality(tier.locality) if tier.locality else None for tier in below},
+        hints=HintReader(WHERE, options.adapter.peer_wait_s) if any(found.takes_hints for found in opened) else None,
         outlives_us=any(found.outlives_us and entry.options.adapter.may_store for entry, found in zip(options.tiers, opened, strict=True)),
     )
 

@@ -14,6 +14,7 @@ from kvstore_sdk.store import HOST, StoreTier, TieredStore
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.guard import NeverRaises, never_raises
+from kvstore_sdk.vllm.hints import HintReader
 from kvstore_sdk.vllm.offloading.marks import MAX_SEQUENCE, Marks
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
 from kvstore_sdk.vllm.opening import NOBODY_READS
@@ -35,6 +36,7 @@ class OpenStore(NamedTuple):
         marks: Of the region's slots.
         release: Unmaps the region. Not called while a call may still touch it.
         localities: Name of each tier -> where it is, as the engine calls it, or None.
+        hints: Reads where a request says that its chunks are; None: no tier wants to know.
         outlives_us: Some tier keeps records after the end of this process.
     """
 
@@ -43,6 +45,7 @@ class OpenStore(NamedTuple):
     marks: Marks
     release: Callable[[], None]
     localities: Mapping[str, Any]
+    hints: HintReader | None
     outlives_us: bool
 
 
@@ -82,12 +85,14 @@ class KVStoreOffloadingManager(OffloadingManager, NeverRaises):
 
     @never_raises(compat.request_context)
     def on_new_request(self, req_context: Any) -> Any:
-        """Ask for nothing special. The first request confirms that the engine hashes as the identity says."""
+        """Ask for nothing special. The first request confirms that the engine hashes as the identity says; any may name a peer."""
         if self._store is not None and self._hash_unconfirmed is not None:
             # May switch the store off.
             self._confirm_hash(self._hash_unconfirmed)
         if self._store is not None and self._open is not None:
-            self._store.begin_request(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities))
+            hints = self._open.hints
+            hint = hints.read(compat.transfer_params(req_context)) if hints is not None else None
+            self._store.begin_request(req_context.req_id, compat.allowed_tiers(req_context, self._open.localities), hint)
         return compat.request_context()
 
     def lookup(self, key: bytes, req_context: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstore_sdk.backend.options import Bounds, OptionInfo, options_of, parse_options
@@ -70,6 +70,11 @@ class OffloadingOptions:
     store: StoreSettings
     adapter: AdapterOptions = field(repr=False)
     tiers: tuple[NamedTier, ...]
+
+    def of_replica(self, where: str, index: int) -> OffloadingOptions:
+        """The same for one of several data parallel replicas. Raises ConfigError as `TierOptions.of_replica` does."""
+        tiers = (NamedTier(tier.name, tier.options.of_replica(f"{where} tier {tier.name!r}", index)) for tier in self.tiers)
+        return replace(self, tiers=tuple(tiers))
 
 
 def parse_offloading_options(where: str, extra: Mapping[str, Any]) -> OffloadingOptions:
