@@ -16,6 +16,7 @@ from kvstore_sdk.backend import BackendError, Deadline, RecordSource
 from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Sender
 from kvstore_sdk_backends.p2p.fetches import Fetches, in_thread
+from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.leases import Leases
 from kvstore_sdk_backends.p2p.limits import Limits
@@ -69,6 +70,7 @@ class Server:
         make_sender: Callable[[bytes], Sender],
         limits: Limits,
         label: str = "p2p",
+        paths: Sequence[str] = (),
         guard: Guard | None = None,
     ) -> None:
         """On the loop's thread.
@@ -79,12 +81,14 @@ class Server:
             sources: Asked in order; one that is appended later is served from then on.
             plane: Where NIXL is.
             make_sender: Listens for the data connection of a session with that node.
+            paths: Ways that data may take; without any, all there are.
             guard: Of `socket`; it says which connections are gone.
         """
         self._loop = asyncio.get_running_loop()
         self._node = node
         self._sources = sources
         self._plane = plane
+        self._paths = tuple(paths) or (("nixl", "zmq") if plane is not None else ("zmq",))
         self._make_sender = make_sender
         self._limits = limits
         self._label = label
@@ -114,16 +118,20 @@ class Server:
         """
         if self._closed:
             return
-        until = Deadline.after(self._limits.close_s)
-        for session in self._sessions:
-            self._end(session, "this node closes")
         self._closed = True
-        self._line.close()
-        await self._finish(Deadline(min(until.at_s, time.monotonic() + self._limits.close_s / 2)))
-        if self._fetches.unfinished() and self._plane is not None:
-            await self._fence(until)
-            await self._finish(until)
-        self._leases.close()
+        until = Deadline.after(self._limits.close_s)
+        try:
+            for session in self._sessions:
+                self._end(session, "this node closes")
+            self._line.close()
+            # Transfers over ZMQ are over now, in milliseconds.
+            await self._finish(Deadline.after(self._limits.close_s / 2))
+            if self._fetches.unfinished():
+                await self._fence(until)
+                await self._finish(until)
+        finally:
+            # Also when this is cancelled: whoever closes the node takes the memory away next.
+            self._leases.close()
 
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now. From any thread."""
@@ -152,9 +160,7 @@ class Server:
             message = decode(frames[1].buffer)
         except MessageError as error:
             self._counts["bad_frames"] += 1
-            if session is None and self._guard is not None:
-                self._guard.end(frames[-1])
-            self._bad(identity, session, error)
+            self._bad(identity, frames[-1], session, error)
             return
         if isinstance(message, Hello):
             self._hello(identity, frames[1], message)
@@ -166,9 +172,9 @@ class Server:
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
         else:
             session.heard_s = time.monotonic()
-            self._of_session(session, message)
+            self._of_session(session, frames[1], message)
 
-    def _of_session(self, session: Session, message: object) -> None:
+    def _of_session(self, session: Session, frame: zmq.Frame, message: object) -> None:
         match message:
             case Lookup():
                 self._lookup(session, message)
@@ -181,11 +187,13 @@ class Server:
             case Goodbye():
                 self._end(session, "")
             case _:
-                self._bad(session.identity, session, MessageError(f"p2p: {type(message).__name__} is no message of an asker"))
+                error = MessageError(f"p2p: {type(message).__name__} is no message of an asker")
+                self._bad(session.identity, frame, session, error)
 
-    def _bad(self, identity: bytes, session: Session | None, error: MessageError) -> None:
+    def _bad(self, identity: bytes, frame: zmq.Frame, session: Session | None, error: MessageError) -> None:
         if session is None:
             # Whoever it is has not said Hello, and is not worth an answer.
+            self._cut(frame)
             if (unsaid := self._notices.due("no session")) is not None:
                 logger.warning("%s: dropped what is no message: %s%s", self._label, error, Notices.more(unsaid))
             return
@@ -193,6 +201,12 @@ class Server:
         self._refuse(identity, 0, "invalid", str(error))
         if session.bad_frames >= self._limits.bad_frames:
             self._end(session, f"it sent {session.bad_frames} frames that are no message")
+            self._cut(frame)
+
+    def _cut(self, frame: zmq.Frame) -> None:
+        """End the connection that a frame came over."""
+        if self._guard is not None:
+            self._guard.end(frame)
 
     # Sessions.
 
@@ -201,7 +215,7 @@ class Server:
         # What is known of connections that ended, before one is taken for another that got its descriptor.
         if self._guard is not None:
             self._guard.look()
-        if (refusal := self._unfit(hello)) is not None:
+        if (refusal := why_unfit(hello, self._node, self._sources, self._paths)) is not None:
             code, text = refusal
             if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
                 logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
@@ -212,7 +226,7 @@ class Server:
         if self._sessions.full and not self._make_room():
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
-        path = self._path(hello)
+        path = path_for(hello, self._paths)
         sender = None
         if path == "zmq":
             try:
@@ -229,26 +243,6 @@ class Server:
         lease_ms = round(self._limits.lease_s * 1000)
         port = sender.port if sender is not None else 0
         self._send(session, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS, lease_ms))
-
-    def _unfit(self, hello: Hello) -> tuple[str, str] | None:
-        """Why there can be no session: code and text."""
-        if hello.node == self._node:
-            return "self", "this is the same node"
-        if not hello.versions[0] <= VERSION <= hello.versions[1]:
-            return "version", f"this node speaks version {VERSION}, the other one {hello.versions[0]} to {hello.versions[1]}"
-        for field, theirs in (("namespace", hello.namespace), ("layout", hello.layout)):
-            ours = [value for source in list(self._sources) if (value := getattr(source, field))]
-            if theirs and ours and theirs not in ours:
-                return field, f"its {field} is {theirs}, that of the records here {ours[0]}: another model, or set up in another way"
-        if not self._path(hello):
-            return "path", f"it moves data over {', '.join(hello.paths)}, this node over {', '.join(self._paths())}"
-        return None
-
-    def _paths(self) -> tuple[str, ...]:
-        return ("nixl", "zmq") if self._plane is not None else ("zmq",)
-
-    def _path(self, hello: Hello) -> str:
-        return next((path for path in hello.paths if path in self._paths()), "")
 
     def _make_room(self) -> bool:
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
@@ -267,6 +261,8 @@ class Server:
         self._leases.end(session.id)
         if session.sender is not None:
             session.sender.close()
+        if self._guard is not None:
+            self._guard.part(session.fd)
         if reason:
             logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
             self._put(session.identity, Goodbye())

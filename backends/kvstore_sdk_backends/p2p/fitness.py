@@ -1,0 +1,38 @@
+"""Whether a node that says Hello can use what is served here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore_sdk.backend import RecordSource
+from kvstore_sdk_backends.p2p.messages import VERSION, Hello
+
+__all__ = ["path_for", "why_unfit"]
+
+
+def path_for(hello: Hello, offered: Sequence[str]) -> str:
+    """The way data takes: of those that are offered here the one that the asker likes best; empty: none."""
+    return next((path for path in hello.paths if path in offered), "")
+
+
+def why_unfit(hello: Hello, node: bytes, sources: Sequence[RecordSource], offered: Sequence[str]) -> tuple[str, str] | None:
+    """Why there can be no session: code and text of the refusal. None: there can be one.
+
+    Namespace and layout are compared where both sides know theirs. Records of another namespace have other names, and would not be found
+    anyway; said here, somebody learns of it.
+    """
+    if hello.node == node:
+        return "self", "this is the same node"
+    if not hello.versions[0] <= VERSION <= hello.versions[1]:
+        return "version", f"this node speaks version {VERSION}, the other one {hello.versions[0]} to {hello.versions[1]}"
+    known = list(sources)
+    for field, theirs, ours in (
+        ("namespace", hello.namespace, [source.namespace for source in known if source.namespace]),
+        ("layout", hello.layout, [source.layout for source in known if source.layout]),
+    ):
+        if theirs and ours and theirs not in ours:
+            text = f"{field} {theirs} is not {ours[0]}, which is served here: another model, or an engine that is set up in another way"
+            return field, text
+    if not path_for(hello, offered):
+        return "path", f"the other node moves data over {' or '.join(hello.paths)}, this one over {' or '.join(offered)}"
+    return None

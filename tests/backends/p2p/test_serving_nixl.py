@@ -1,0 +1,230 @@
+"""Over NIXL no loan goes back before the transfer is over, whatever becomes of the session; targets are what the peer may be written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+from p2p_bench import run, until
+from p2p_fake_plane import FakePlane
+from p2p_serving import Asker, Serving, serving
+from p2p_sources import CountingSource, content
+
+from kvstore_sdk.backend import UnavailableError
+from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, Fetch, Goodbye, Lookup, Ready, Refused, Result, Target, encode
+
+BASE = 1 << 20
+
+
+async def begin(s: Serving, generation: int = 7) -> Asker:
+    """A session with a target of two regions."""
+    asker = s.asker()
+    assert (await asker.hello(paths=("nixl", "zmq"))).path == "nixl"
+    await asker.ask(target(generation), Ready)
+    return asker
+
+
+def target(generation: int, agent: bytes = b"agent") -> Target:
+    return Target(0, generation, agent, ((BASE, 1000), (2 * BASE, 5000)))
+
+
+def fetch(*items: tuple[str, int, int, int], generation: int = 7, deadline_s: float = 60.0) -> Fetch:
+    return Fetch(0, generation, round(deadline_s * 1000), items)
+
+
+async def ask(asker: Asker, *items: tuple[str, int, int, int], **how: Any) -> tuple[tuple[int, int], ...]:
+    return (await asker.ask(fetch(*items, **how), Result)).statuses
+
+
+def test_records_are_written_where_the_asker_said() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100, "b": 200}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            [admitted] = plane.admitted.values()
+            assert admitted == (b"agent", ((BASE, 1000), (2 * BASE, 5000)))
+            assert await ask(asker, ("a", 100, 0, 900), ("b", 200, 1, 10)) == ((FOUND, 100), (FOUND, 200))
+            assert plane.sent == [(content("a", 100), BASE + 900), (content("b", 200), 2 * BASE + 10)]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("item", "generation"),
+    [
+        (("a", 100, 0, 901), 7),
+        (("a", 100, 0, 2**64 - 50), 7),
+        (("a", 100, 2, 0), 7),
+        (("a", 100, 0, 0), 6),
+        (("a", 100, 0, 0), 0),
+    ],
+)
+def test_nothing_is_written_outside_of_the_target(item: tuple[str, int, int, int], generation: int) -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            assert await ask(asker, item, generation=generation) == ((FAILED, 0),)
+            assert plane.sent == []
+            assert source.lent == 0
+
+    run(test)
+
+
+def test_nothing_is_written_before_there_is_a_target_or_after_one_that_cannot_be_read() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = s.asker()
+            await asker.hello(paths=("nixl",))
+            assert await ask(asker, ("a", 100, 0, 0)) == ((FAILED, 0),)
+            await asker.ask(target(7), Ready)
+            assert await ask(asker, ("a", 100, 0, 0)) == ((FOUND, 100),)
+            assert await asker.refused(target(8, b"bent")) == "path"
+            for generation in (7, 8):
+                assert await ask(asker, ("a", 100, 0, 0), generation=generation) == ((FAILED, 0),)
+            await asker.ask(target(9), Ready)
+            assert await ask(asker, ("a", 100, 0, 0), generation=9) == ((FOUND, 100),)
+
+    run(test)
+
+
+def test_loans_are_out_and_there_is_no_result_while_a_transfer_is_in_doubt() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100, "b": 200}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            plane.mode = "doubt"
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0), ("b", 200, 1, 0), deadline_s=0.1), number=1001)))
+            await until(s.server._fetches.unfinished)
+            # The session goes on, and answers other questions, long after the deadline of this one.
+            await asyncio.sleep(0.3)
+            assert await asker.look_up("a") == (100,)
+            assert asker.unasked == []
+            assert sorted(loan.name for loan in source.out) == ["a", "a", "b"]
+            plane.end_doubts()
+            assert (await asker.answer(1001, Result)).statuses == ((FAILED, 0), (FAILED, 0))
+            assert [loan.name for loan in source.out] == ["a"]
+
+    run(test)
+
+
+def test_a_session_that_ends_leaves_its_loans_out_until_its_transfers_are_over() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            plane.mode = "hold"
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            await until(lambda: plane.sending)
+            asker.close()
+            await until(lambda: plane.dropped)
+            assert s.counts["sessions_now"] == 0
+            assert [loan.name for loan in source.out] == ["a"]
+            plane.free.set()
+            await until(lambda: not source.out)
+            assert plane.fenced == 0
+
+    run(test)
+
+
+def test_transfers_that_do_not_end_after_their_session_are_fenced() -> None:
+    """A peer that is stopped in the middle keeps memory of this node for a while, and not for good."""
+
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane, fence_after_s=0.3) as s:
+            asker = await begin(s)
+            plane.mode = "doubt"
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            await until(s.server._fetches.unfinished)
+            asker.close()
+            await until(lambda: not source.out)
+            assert plane.fenced == s.counts["fences"] == 1
+
+    run(test)
+
+
+def test_one_session_occupies_so_many_threads_and_the_next_one_is_served() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            stuck, other = await begin(s), await begin(s)
+            plane.mode = "hold"
+            for number in range(1001, 1041):
+                await stuck.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=number)))
+            await until(lambda: plane.sending == 2)
+            plane.mode = "land"
+            assert await ask(other, ("a", 100, 0, 0)) == ((FOUND, 100),)
+            plane.free.set()
+            for number in range(1001, 1041):
+                assert (await stuck.answer(number, Result)).statuses == ((FOUND, 100),)
+            assert plane.most_sending <= 3
+
+    run(test)
+
+
+def test_a_session_that_the_data_plane_does_not_know_any_more_ends() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            plane.mode = UnavailableError("p2p: send: the session is not admitted any more")
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            assert isinstance(await asker.receive(), Goodbye)
+            assert await asker.refused(Lookup(0, 0, ("a",))) == "unknown"
+            await until(lambda: not source.out)
+
+    run(test)
+
+
+def test_more_targets_than_can_be_read_are_refused() -> None:
+    async def test() -> None:
+        plane = FakePlane()
+        async with serving(plane=plane) as s:
+            asker = s.asker()
+            await asker.hello(paths=("nixl",))
+            admit, plane.admit = plane.admit, lambda *given: (plane.free.wait(30.0), admit(*given))[1]  # type: ignore[method-assign]
+            for number in range(1001, 1006):
+                await asker.send(encode(dataclasses.replace(target(number), number=number)))
+            assert [(await asker.answer(number, Refused)).code for number in (1003, 1004, 1005)] == ["busy"] * 3
+            plane.free.set()
+            for number in (1001, 1002):
+                await asker.answer(number, Ready)
+
+    run(test)
+
+
+def test_a_session_that_ends_while_its_target_is_read_is_forgotten_by_the_data_plane() -> None:
+    async def test() -> None:
+        plane = FakePlane()
+        async with serving(plane=plane) as s:
+            asker = s.asker()
+            await asker.hello(paths=("nixl",))
+            admit, plane.admit = plane.admit, lambda *given: (plane.free.wait(30.0), admit(*given))[1]  # type: ignore[method-assign]
+            await asker.send(encode(dataclasses.replace(target(7), number=1001)))
+            await until(lambda: any(session.targets_pending for session in s.server._sessions))
+            asker.close()
+            await until(lambda: not s.counts["sessions_now"])
+            plane.free.set()
+            await until(lambda: plane.dropped)
+            assert plane.admitted == {}
+
+    run(test)
+
+
+def test_closing_fences_what_does_not_end() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane, close_s=0.5) as s:
+            asker = await begin(s)
+            plane.mode = "doubt"
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            await until(s.server._fetches.unfinished)
+            await s.server.close()
+            assert plane.fenced == 1
+            assert source.out == []
+
+    run(test)

@@ -1,0 +1,121 @@
+"""A session occupies so much of a node and no more, and makes room when it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from p2p_bench import run, soon
+
+from kvstore_sdk.backend import Deadline
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.sessions import Room, Session, Sessions
+
+
+def session_of(number: int, host: str = "10.0.0.1", heard_s: float = 0.0) -> Session:
+    made = Session(b"c%d" % number, number, host, b"n%d" % number, "zmq", None, Limits())
+    made.heard_s = heard_s
+    return made
+
+
+def sessions_with(*members: Session, **limits: float) -> Sessions:
+    sessions = Sessions(dataclasses.replace(Limits(), **limits))
+    for session in members:
+        sessions.add(session)
+    return sessions
+
+
+def test_a_room_lets_in_what_fits_in_the_order_in_which_it_came() -> None:
+    async def test() -> None:
+        room = Room(100)
+        inside: list[str] = []
+
+        async def enter(name: str, size_bytes: int) -> None:
+            assert await room.enter(size_bytes, soon())
+            inside.append(name)
+
+        assert await room.enter(60, soon())
+        tasks = [asyncio.ensure_future(enter(name, size)) for name, size in (("large", 500), ("small", 1), ("half", 50))]
+        await asyncio.sleep(0.01)
+        assert inside == []
+        room.leave(60)
+        await asyncio.sleep(0.01)
+        assert inside == ["large"]
+        room.leave(500)
+        await asyncio.gather(*tasks)
+        assert inside == ["large", "small", "half"]
+        room.leave(51)
+        assert room.used_bytes == 0
+
+    run(test)
+
+
+def test_who_gives_up_waiting_for_room_lets_the_next_one_in() -> None:
+    async def test() -> None:
+        room = Room(100)
+        assert await room.enter(60, soon())
+        leaving = asyncio.ensure_future(room.enter(50, soon()))
+        late = asyncio.ensure_future(room.enter(70, Deadline.after(0.05)))
+        staying = asyncio.ensure_future(room.enter(40, soon()))
+        assert not await late
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert await staying
+        assert room.used_bytes == 100
+
+    run(test)
+
+
+def test_who_is_cancelled_as_it_is_let_in_leaves_no_room_taken() -> None:
+    async def test() -> None:
+        room = Room(100)
+        assert await room.enter(100, soon())
+        waiting = asyncio.ensure_future(room.enter(100, soon()))
+        await asyncio.sleep(0.01)
+        room.leave(100)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert room.used_bytes == 0
+
+    run(test)
+
+
+def test_a_new_session_replaces_those_of_its_node_its_connection_and_its_descriptor() -> None:
+    async def test() -> None:
+        first, second, third = (session_of(number) for number in (1, 2, 3))
+        sessions = sessions_with(first, second, third)
+        assert sessions.replaced_by(b"c4", 4, b"n4") == []
+        assert sessions.replaced_by(b"c1", 1, b"n1") == [first]
+        assert set(sessions.replaced_by(b"c1", 2, b"n3")) == {first, second, third}
+        sessions.remove(first)
+        assert (sessions.of(b"c1"), sessions.of_fd(1)) == (None, None)
+        assert (sessions.of(b"c2"), sessions.of_fd(3)) == (second, third)
+        assert list(sessions) == [second, third]
+
+    run(test)
+
+
+def test_the_idlest_of_the_host_with_most_sessions_makes_room() -> None:
+    """Whoever opens many sessions loses one of them, and not the others theirs."""
+
+    async def test() -> None:
+        many = [session_of(number, "10.0.0.9", 50.0 + number) for number in range(4)]
+        quiet = session_of(10, heard_s=1.0)
+        sessions = sessions_with(quiet, *many, idle_s=5.0)
+        assert sessions.idlest(100.0, set()) is many[0]
+        assert sessions.idlest(100.0, {many[0].id}) is many[1]
+        many[1].fetching = 1
+        assert sessions.idlest(100.0, {many[0].id}) is many[2]
+        assert sessions.idlest(100.0, {session.id for session in many}) is quiet
+        assert sessions.idlest(5.9, set()) is None
+
+    run(test)
+
+
+@pytest.mark.parametrize(("members", "full"), [(1, False), (2, True), (3, True)])
+def test_so_many_sessions_are_all(members: int, full: bool) -> None:
+    async def test() -> None:
+        assert sessions_with(*map(session_of, range(members)), max_sessions=2).full is full
+
+    run(test)
