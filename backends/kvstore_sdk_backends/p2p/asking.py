@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from kvstore_sdk.backend import (
     BackendError,
@@ -22,16 +22,32 @@ from kvstore_sdk_backends.p2p.landing import InDoubtError, Landing
 from kvstore_sdk_backends.p2p.link import Link
 from kvstore_sdk_backends.p2p.lookups import Lookups
 from kvstore_sdk_backends.p2p.messages import BUSY, FOUND, MAX_WAIT_MS, MISSING, WRONG_SIZE, Fetch, Result
+from kvstore_sdk_backends.p2p.peer import Peer
 from kvstore_sdk_backends.p2p.places import Places
 
 __all__ = ["Asking"]
 
-ROUNDS = 2
-"""Of looking up and fetching: a peer that has lost a record, or is lost itself, is not the only one."""
+T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""A load that had less time than this says nothing about the peer that did not finish it."""
 
 _FOUND = GetResult(GetStatus.FOUND)
 _MISSING = GetResult(GetStatus.MISSING)
 _TIMED_OUT = GetResult(GetStatus.TIMED_OUT)
+
+
+class _PeerFaultError(UnavailableError):
+    """A peer has the record, and could not give it."""
+
+
+async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What they return; an exception only when all have ended, since they fill buffers."""
+    done = await asyncio.gather(*steps, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in done if not isinstance(one, BaseException)]
 
 
 class Asking:
@@ -53,46 +69,63 @@ class Asking:
         self._places.clear()
 
     async def exists(self, names: Sequence[str], until_s: float) -> list[bool | Failure]:
-        hunt = await self._lookups.find(names, until_s)
+        hunt = await self._lookups.find(names, until_s, wait=True)
         failure = hunt.failure()
         absent: bool | Failure = Failure(failure) if failure is not None else False
         return [absent if name in hunt.missing else True for name in names]
 
     async def get(self, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> list[GetResult]:
-        """Each get has one buffer at most. `opened` gets what may be in doubt, whatever becomes of this call."""
+        """Look up what is not known, fetch, and do both once more: a peer that has lost a record, or is lost, may not be the only one.
+
+        Each get has one buffer at most. `opened` gets what may be in doubt, whatever becomes of this call.
+        """
         self.counts["loads"] += len(gets)
         answers: dict[str, GetResult] = {}
         left = {get.name: get for get in gets}
+        blamed: set[Peer] = set()
         for last in (False, True):
             unknown = [name for name in left if self._places.of(name) is None]
             if unknown:
-                hunt = await self._lookups.find(unknown, until_s)
+                hunt = await self._lookups.find(unknown, until_s, avoid=blamed)
                 failure = hunt.failure()
                 for name in hunt.missing:
                     del left[name]
                     if name not in answers or answers[name].status is GetStatus.MISSING:
                         answers[name] = GetResult.failed(failure) if failure is not None else _MISSING
-            groups: dict[Link, list[Get]] = {}
+            groups: dict[tuple[Peer, Link], list[Get]] = {}
             for name, get in left.items():
-                # One whose session has ended since is looked up again, if there is a next round.
-                if (place := self._places.of(name)) is not None and not get.size_bytes:
+                if (place := self._places.of(name)) is None:
+                    # Its session has ended since. If there is a next round, it is looked up again.
+                    answers.setdefault(name, GetResult.failed(UnavailableError(f"p2p get {name}: its peer is lost")))
+                elif not get.size_bytes:
                     # No record is empty.
                     answers[name] = GetResult.wrong_size(place.size_bytes, 0)
-                elif place is not None:
-                    groups.setdefault(place.link, []).append(get)
                 else:
-                    answers.setdefault(name, GetResult.failed(UnavailableError(f"p2p get {name}: its peer is lost")))
-            fetched = await asyncio.gather(*(self._fetch(link, group, until_s, opened) for link, group in groups.items()))
-            for group, results in zip(groups.values(), fetched, strict=True):
+                    groups.setdefault((place.peer, place.link), []).append(get)
+            began_s = time.monotonic()
+            fetched = await _all(self._fetch(link, group, until_s, opened) for (_, link), group in groups.items())
+            for (peer, _), group, results in zip(groups, groups.values(), fetched, strict=True):
+                if self._is_of_no_use(peer, results, time.monotonic() - began_s):
+                    blamed.add(peer)
                 for get, result in zip(group, results, strict=True):
                     answers[get.name] = result
-                    if result.status not in (GetStatus.MISSING, GetStatus.FAILED):
-                        del left[get.name]
-                    else:
+                    if result.status is not GetStatus.FOUND:
                         self._places.forget(get.name)
+            left = {name: get for name, get in left.items() if answers[name].status in (GetStatus.MISSING, GetStatus.FAILED)}
             if not left or last or time.monotonic() >= until_s:
                 break
         return [self._counted(get, answers.get(get.name, _TIMED_OUT)) for get in gets]
+
+    def _is_of_no_use(self, peer: Peer, results: Sequence[GetResult], took_s: float) -> bool:
+        """Whether a peer gave nothing of what it had. If that was its fault it must not be the first to be asked for ever."""
+        statuses = {result.status for result in results}
+        if GetStatus.FOUND in statuses:
+            peer.thank()
+            return False
+        late = bool(statuses & {GetStatus.TIMED_OUT, GetStatus.IN_DOUBT})
+        if any(isinstance(result.error, _PeerFaultError) for result in results) or (late and took_s >= PATIENCE_S):
+            peer.blame()
+        return late or GetStatus.FAILED in statuses
 
     def _counted(self, get: Get, result: GetResult) -> GetResult:
         if result.status is GetStatus.FOUND:
@@ -109,10 +142,10 @@ class Asking:
         step = link.welcome.max_items
         parts = [gets[at : at + step] for at in range(0, len(gets), step)]
         if link.welcome.path == "nixl":
-            moving = [self._over_nixl(link, part, until_s, opened) for part in parts]
+            moving: list[Coroutine[Any, Any, list[GetResult]]] = [self._over_nixl(link, part, until_s, opened) for part in parts]
         else:
             moving = [self._over_zmq(link, part, until_s) for part in parts]
-        fetched = await asyncio.gather(*moving)
+        fetched = await _all(moving)
         return [result for part in fetched for result in part]
 
     async def _over_nixl(self, link: Link, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> list[GetResult]:
@@ -171,6 +204,7 @@ class Asking:
             elif code == WRONG_SIZE:
                 judged.append(GetResult.wrong_size(size_bytes, asked_bytes))
             else:
-                why = "is busy" if code == BUSY else "could not send it"
-                judged.append(GetResult.failed(UnavailableError(f"p2p get {get.name}: peer {link.address} {why}")))
+                doing = f"p2p get {get.name}: peer {link.address}"
+                error = UnavailableError(f"{doing} is busy") if code == BUSY else _PeerFaultError(f"{doing} could not send it")
+                judged.append(GetResult.failed(error))
         return judged

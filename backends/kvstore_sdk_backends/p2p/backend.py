@@ -279,12 +279,24 @@ class P2PBackend:
                 answers = [_TIMED_OUT for _ in gets]
             else:
                 answers = [GetResult(GetStatus.IN_DOUBT, error, loading.doubt) for _ in gets]
-        except BackendError as error:
-            answers = [GetResult.failed(error) for _ in gets]
-        if self._closed:
-            ended = GetResult(GetStatus.CLOSED, ClosedError("p2p get: the backend is closed"))
-            return [ended if answer.status in (GetStatus.FAILED, GetStatus.TIMED_OUT) else answer for answer in answers]
-        return answers
+        except Exception as error:
+            if loading.doubt.over:
+                raise
+            cause = error if isinstance(error, BackendError) else BackendError(f"p2p get: raised {type(error).__name__}")
+            answers = [GetResult(GetStatus.IN_DOUBT, cause, loading.doubt) for _ in gets]
+        return self._as_closed(answers) if self._closed else answers
+
+    def _as_closed(self, answers: Sequence[GetResult]) -> list[GetResult]:
+        """What a call answers that `close` has ended, with the data plane that was to fill its buffers."""
+        doubts = [answer.ticket for answer in answers if answer.ticket is not None]
+        over = dict(zip(doubts, self._doubts.settle(doubts, Deadline.after(PLANE_S)), strict=True))
+        ended = GetResult(GetStatus.CLOSED, ClosedError("p2p get: the backend is closed"))
+        return [
+            ended
+            if answer.status in (GetStatus.FAILED, GetStatus.TIMED_OUT) or (answer.ticket is not None and over[answer.ticket])
+            else answer
+            for answer in answers
+        ]
 
     def _run(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
         limit_s = min(deadline.remaining_s() + GRACE_S, threading.TIMEOUT_MAX)

@@ -51,8 +51,8 @@ class Hints:
             while len(self._hints) > self._max_names:
                 self._hints.popitem(last=False)
 
-    def take(self, names: Sequence[str]) -> dict[Hinted, list[str]]:
-        """The names that a hint is about, by what it says. Who takes it waits; the next one who asks for these names does not."""
+    def take(self, names: Sequence[str], *, wait: bool) -> dict[Hinted, list[str]]:
+        """The names that a hint is about, by what it says. Who takes it to wait is the only one: the next who asks does not."""
         found: dict[Hinted, list[str]] = {}
         now_s = time.monotonic()
         with self._lock:
@@ -63,9 +63,10 @@ class Hints:
                 if until_s <= now_s:
                     del self._hints[name]
                     continue
-                found.setdefault(hinted, []).append(name)
-                if hinted.wait_s:
-                    self._hints[name] = (Hinted(hinted.address, 0.0, ""), until_s)
+                asked = Hinted(hinted.address, 0.0, "")
+                found.setdefault(hinted if wait else asked, []).append(name)
+                if wait and hinted.wait_s:
+                    self._hints[name] = (asked, until_s)
         return found
 
     def clear(self) -> None:

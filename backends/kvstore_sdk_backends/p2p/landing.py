@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from kvstore_sdk.backend import Get, Region, UnavailableError
+from kvstore_sdk.backend import Get, Region, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.doubts import Doubts, LandingDoubt
 from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
 from kvstore_sdk_backends.p2p.messages import MAX_REGIONS, MAX_WAIT_MS, Fetch, Ready, Result, Target
@@ -39,7 +39,7 @@ class Landing:
         self._changes = 0
         self._target: tuple[int, int, PlaneTarget] | None = None
         self._told: dict[Link, tuple[int, int]] = {}
-        self._telling: dict[Link, asyncio.Lock] = {}
+        self._telling: dict[Link, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def add_region(self, region: Region) -> None:
@@ -105,36 +105,50 @@ class Landing:
         return UnavailableError(text) if doubt.over else InDoubtError(text, doubt)
 
     async def _tell(self, link: Link, until_s: float) -> PlaneTarget:
-        """Have the peer know where it may write, as of now. One at a time a session."""
-        if link not in self._telling:
-            self._telling[link] = asyncio.Lock()
-            link.on_end(lambda: self._forget(link))
-        async with self._telling.get(link) or asyncio.Lock():
-            changes, target = await self._current()
-            generation, agent, regions = target
-            if self._told.get(link) != (generation, changes):
-                shown = tuple((base, size_bytes) for _, base, size_bytes in regions)
-                if len(shown) > MAX_REGIONS:
-                    raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of {MAX_REGIONS}")
-                # Not cut short by this call's deadline: the next one needs it as well.
-                limit_s = max(until_s, time.monotonic() + TELL_S)
-                self._plane.expect(time.monotonic() + _EXPECT_S)
-                await link.ask(Target(link.number(), generation, agent, shown), Ready, limit_s)
-                self._told[link] = (generation, changes)
-            return target
+        """Have the peer know where it may write, as of now. Once at a time a session, and not cut short by this call's deadline.
+
+        Raises:
+            TimedOutError: not by `until_s`.
+            UnavailableError: this data plane is down, or the peer's does not take it.
+        """
+        while True:
+            if (telling := self._telling.get(link)) is None or telling.done():
+                if (known := self._known()) is not None and self._told.get(link) == known[:2]:
+                    return known[2]
+                if telling is None:
+                    link.on_end(lambda: self._forget(link))
+                telling = self._telling[link] = asyncio.ensure_future(self._tell_once(link))
+            await asyncio.wait({telling}, timeout=max(0.0, until_s - time.monotonic()))
+            if not telling.done():
+                raise TimedOutError(f"p2p peer {link.address}: does not know in time where to write")
+            telling.result()
+
+    async def _tell_once(self, link: Link) -> None:
+        changes, generation, target = await self._current()
+        shown = tuple((base, size_bytes) for _, base, size_bytes in target[2])
+        if len(shown) > MAX_REGIONS:
+            raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of {MAX_REGIONS}")
+        self._plane.expect(time.monotonic() + _EXPECT_S)
+        await link.ask(Target(link.number(), generation, target[1], shown), Ready, time.monotonic() + TELL_S)
+        self._told[link] = (changes, generation)
 
     def _forget(self, link: Link) -> None:
         self._telling.pop(link, None)
         self._told.pop(link, None)
 
-    async def _current(self) -> tuple[int, PlaneTarget]:
-        changes, generation = self._changes, self._plane.generation
-        if self._target is None or self._target[:2] != (changes, generation):
+    def _known(self) -> tuple[int, int, PlaneTarget] | None:
+        """Where peers may write, if that has not changed since it was asked for."""
+        known = self._target
+        return known if known is not None and known[:2] == (self._changes, self._plane.generation) else None
+
+    async def _current(self) -> tuple[int, int, PlaneTarget]:
+        if (known := self._known()) is None:
+            changes = self._changes
             found = await asyncio.get_running_loop().run_in_executor(None, self._plane.target)
             if found is None:
                 raise UnavailableError("p2p: the data plane of this node is being restarted")
-            self._target = (changes, found[0], found)
-        return changes, self._target[2]
+            known = self._target = (changes, found[0], found)
+        return known
 
     def _look_after(self) -> None:
         if self._looking is None or self._looking.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvstore_sdk.backend import BackendError, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.hints import Hinted, Hints
@@ -28,11 +28,13 @@ class Hunt:
 
     Attributes:
         missing: Those that were not found yet, in order.
+        avoid: Peers that are not asked.
         answered: How many peers have answered.
         error: The first that a listed peer caused.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], avoid: Collection[Peer] = ()) -> None:
+        self.avoid = avoid
         self.missing: dict[str, None] = dict.fromkeys(names)
         self.answered = 0
         self.error: BackendError | None = None
@@ -64,10 +66,15 @@ class Lookups:
         self._asking: set[asyncio.Task[None]] = set()
         self.counts = {"lookups": 0, "lookup_timeouts": 0, "lookup_failures": 0, "found": 0, "released": 0}
 
-    async def find(self, names: Sequence[str], until_s: float) -> Hunt:
-        """Ask until each name was found, all were asked, or it is `until_s`. Where they are is noted in the places."""
-        hunt = Hunt(names)
-        hinted = self._hints.take(names)
+    async def find(self, names: Sequence[str], until_s: float, *, wait: bool = False, avoid: Collection[Peer] = ()) -> Hunt:
+        """Ask until each name was found, all were asked, or it is `until_s`. Where they are is noted in the places.
+
+        Args:
+            wait: For what is not there yet, as hints say.
+            avoid: Not to be asked: loads from them have just failed.
+        """
+        hunt = Hunt(names, avoid)
+        hinted = self._hints.take(names, wait=wait)
         if hinted:
             asks = [self._ask_named(hint, group, hunt, until_s) for hint, group in hinted.items()]
             await asyncio.wait({self._keep(ask) for ask in asks}, timeout=max(0.0, until_s - time.monotonic()))
@@ -81,8 +88,9 @@ class Lookups:
         return ask
 
     async def _ask_all(self, hunt: Hunt, until_s: float) -> None:
-        waiting = deque(await self._peers.live(min(until_s, time.monotonic() + self._answer_timeout_s)))
-        if not waiting:
+        live = await self._peers.live(min(until_s, time.monotonic() + self._answer_timeout_s))
+        waiting = deque(peer for peer in live if peer not in hunt.avoid)
+        if not live:
             hunt.fail(UnavailableError(f"p2p: no peer can be asked now: {self._peers.why_none()}"))
             return
         running: set[asyncio.Task[None]] = set()
@@ -99,7 +107,7 @@ class Lookups:
         async def ask() -> None:
             soon_s = min(until_s, time.monotonic() + self._answer_timeout_s)
             peers = await self._peers.named(hint.address, soon_s)
-            asks = [self._ask(peer, names, hunt, until_s, hint) for peer in peers[: self._fan_out]]
+            asks = [self._ask(peer, names, hunt, until_s, hint) for peer in peers[: self._fan_out] if peer not in hunt.avoid]
             await asyncio.gather(*asks)
 
         return asyncio.ensure_future(ask())
@@ -152,7 +160,7 @@ class Lookups:
                 del hunt.missing[name]
                 self.counts["found"] += 1
                 peer.hit_s = time.monotonic()
-                self._places.note(name, link, size_bytes)
+                self._places.note(name, peer, link, size_bytes)
             elif place is None or place.link is not link:
                 # Another peer has it too, or nobody waits for it any more: this one need not keep it for us.
                 lost.append(name)

@@ -25,6 +25,9 @@ SELF_PAUSE_S = 60.0
 """This node itself: the address may become another's."""
 STEADY_S = 1.0
 """A session that lasted as long and is lost is begun again at once."""
+MAX_FAULTS = 3
+"""Loads in a row that failed although the peer had said that it has the record; then it is not asked for a while."""
+SHUN_S, LONGEST_SHUN_S = 2.0, 60.0
 MAX_STRIKES = 3
 """Questions in a row that a peer lets wait too long; then its session is ended. One is enough until it has answered again."""
 LOG_EVERY_S = 60.0
@@ -68,6 +71,9 @@ class Peer:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._strikes = 0
+        self._faults = 0
+        self._shunned_until_s = 0.0
+        self._renewals = 0
         self.why = "was not asked yet"
         self._news = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -84,6 +90,8 @@ class Peer:
     @property
     def live(self) -> bool:
         """Whether to ask it: its session stands, or is being begun for the first time, or for the first time after it was lost."""
+        if self._shunned_until_s > time.monotonic():
+            return False
         return self.link is not None or (self.state in (State.IDLE, State.CONNECTING) and not self._failures)
 
     def start(self) -> None:
@@ -120,9 +128,25 @@ class Peer:
             self._failures += 1
             link.end(f"did not answer in time, {self._strikes} times in a row")
 
+    def thank(self) -> None:
+        """It gave a record."""
+        self._faults = 0
+
+    def blame(self) -> None:
+        """A load from it failed, of what it had said it has."""
+        self._faults += 1
+        self.hit_s = 0.0
+        if self._faults >= MAX_FAULTS:
+            shun_s = min(LONGEST_SHUN_S, SHUN_S * 2.0 ** min(self._faults - MAX_FAULTS, 10))
+            self._shunned_until_s = time.monotonic() + shun_s
+            self.why = f"{self._faults} loads in a row have failed"
+            self._say(logging.WARNING, f"is not asked for a while: {self.why}")
+
     def renew(self, why: str) -> None:
         """End the session, and begin another one at once."""
-        self._failures = 0
+        self._failures = self._faults = 0
+        self._shunned_until_s = 0.0
+        self._renewals += 1
         if self._link is not None:
             self._link.end(why)
         self._hurry.set()
@@ -146,10 +170,14 @@ class Peer:
             self._hurry.clear()
             self._set(State.CONNECTING, "is being connected to")
             self.connects += 1
+            renewals = self._renewals
             try:
                 self._link = link = await self._connect(self.address)
             except Exception as error:  # noqa: BLE001  # one of another kind must not end all attempts
                 await self._rest(self._fail(error))
+                continue
+            if renewals != self._renewals:
+                link.end("what this node says of itself has changed")
                 continue
             began_s = time.monotonic()
             self._strikes = 0

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvstore_sdk_backends.p2p.link import Link
+from kvstore_sdk_backends.p2p.peer import Peer
 
 __all__ = ["Place", "Places"]
 
@@ -20,6 +21,7 @@ KEPT_S = 60.0
 class Place:
     """The session in which a peer said that it has the record, and how long that was."""
 
+    peer: Peer
     link: Link
     size_bytes: int
     until_s: float
@@ -32,8 +34,8 @@ class Places:
         self._max_places = max_places
         self._places: OrderedDict[str, Place] = OrderedDict()
 
-    def note(self, name: str, link: Link, size_bytes: int) -> None:
-        self._places[name] = Place(link, size_bytes, time.monotonic() + KEPT_S)
+    def note(self, name: str, peer: Peer, link: Link, size_bytes: int) -> None:
+        self._places[name] = Place(peer, link, size_bytes, time.monotonic() + KEPT_S)
         self._places.move_to_end(name)
         while len(self._places) > self._max_places:
             self._places.popitem(last=False)
