@@ -15,7 +15,7 @@ __all__ = ["OPS", "PER_ITEM", "TIMED", "Action", "Call", "Fault", "Proceed"]
 
 PER_ITEM = frozenset({"exists", "put", "get", "delete", "settle"})
 TIMED = PER_ITEM | {"list", "usage"}
-OPS = TIMED | {"close", "register_region", "unregister_region"}
+OPS = TIMED | {"close", "register_region", "unregister_region", "serve", "use_identity", "hint"}
 """Every operation that a fault can hit."""
 
 Proceed = Callable[[Sequence[Any]], Any]
@@ -76,7 +76,7 @@ class Fault:
     A call is hit when at least one of its items is chosen; actions that work item by item leave the rest of the call alone.
 
     Attributes:
-        op: Name of a method, or `*` for every method the action makes sense for, except `close` and the two for regions.
+        op: Name of a method, or `*` for every method that the action makes sense for and that has a deadline.
         action: What happens.
         names: Chooses items by name (tickets, prefixes and regions by their text); None chooses all.
         skip: Calls that would be hit but are let through first.

@@ -13,13 +13,18 @@ from kvstore_sdk.backend import (
     Failure,
     Get,
     GetResult,
+    Hint,
     ListPage,
     Put,
     PutResult,
+    RecordSource,
     Region,
     SupportsDelete,
+    SupportsHints,
+    SupportsIdentity,
     SupportsList,
     SupportsRegions,
+    SupportsServe,
     SupportsSettle,
     SupportsUsage,
     Ticket,
@@ -49,6 +54,12 @@ class BackendWrapper:
         if isinstance(inner, SupportsRegions):
             self.register_region = self._register_region
             self.unregister_region = self._unregister_region
+        if isinstance(inner, SupportsServe):
+            self.serve = self._serve
+        if isinstance(inner, SupportsIdentity):
+            self.use_identity = self._use_identity
+        if isinstance(inner, SupportsHints):
+            self.hint = self._hint
 
     @property
     def capabilities(self) -> Capabilities:
@@ -60,7 +71,8 @@ class BackendWrapper:
 
         Args:
             op: Name of the method that was called.
-            items: Its items: names, puts, gets or tickets; the prefix of a listing; a region; nothing for `usage` and `close`.
+            items: Its items: names, puts, gets or tickets; the prefix of a listing; a region; a source; namespace and layout; nothing for
+                `usage` and `close`.
             deadline: As given, None for the methods that take none.
             proceed: Calls the same method of `inner` with other items, or the same.
 
@@ -115,6 +127,18 @@ class BackendWrapper:
     def _unregister_region(self, region: Region) -> None:
         inner: Any = self.inner
         self.around("unregister_region", (region,), None, lambda items: inner.unregister_region(items[0]))
+
+    def _serve(self, source: RecordSource) -> None:
+        inner: Any = self.inner
+        self.around("serve", (source,), None, lambda items: inner.serve(items[0]))
+
+    def _use_identity(self, namespace: str, layout: str) -> None:
+        inner: Any = self.inner
+        self.around("use_identity", (namespace, layout), None, lambda items: inner.use_identity(*items))
+
+    def _hint(self, names: Sequence[str], hint: Hint) -> None:
+        inner: Any = self.inner
+        self.around("hint", names, None, lambda items: inner.hint(items, hint))
 
 
 def item_name(item: object) -> str:

@@ -33,8 +33,8 @@ class Questions:
         self._line: deque[_Question] = deque()
         self._patient: deque[_Question] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._line or self._patient)
+    def __len__(self) -> int:
+        return len(self._line) + len(self._patient)
 
     @property
     def patient(self) -> int:

@@ -9,17 +9,31 @@ import pytest
 from kvstore_sdk.backend import (
     Deadline,
     DeleteStatus,
+    Hint,
+    RecordSource,
     Region,
     SupportsDelete,
+    SupportsHints,
+    SupportsIdentity,
     SupportsList,
     SupportsRegions,
+    SupportsServe,
     SupportsSettle,
     SupportsUsage,
     Usage,
 )
 from kvstore_sdk.testing import BackendWrapper, FaultyBackend, RecordingBackend
 
-SURFACES = [SupportsDelete, SupportsList, SupportsUsage, SupportsSettle, SupportsRegions]
+SURFACES = [
+    SupportsDelete,
+    SupportsList,
+    SupportsUsage,
+    SupportsSettle,
+    SupportsRegions,
+    SupportsServe,
+    SupportsIdentity,
+    SupportsHints,
+]
 WRAPPERS = [BackendWrapper, FaultyBackend, RecordingBackend]
 
 
@@ -49,6 +63,15 @@ class Full(Bare):
     def unregister_region(self, region: Region) -> None:
         self.called.append(("unregister", region))
 
+    def serve(self, source: RecordSource) -> None:
+        self.called.append(("serve", source))
+
+    def use_identity(self, namespace: str, layout: str) -> None:
+        self.called.append(("identity", (namespace, layout)))
+
+    def hint(self, names: Any, hint: Hint) -> None:
+        self.called.append(("hint", (list(names), hint)))
+
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_no_surface_is_made_up(wrapper: type[BackendWrapper], inner: Any) -> None:
@@ -69,7 +92,17 @@ def test_every_surface_passes_through(wrapper: type[BackendWrapper], inner: Any,
     assert backend.usage(soon) == Usage(3, 3 * 8192)
     backend.register_region(bench.region)
     backend.unregister_region(bench.region)
-    assert full.called == [("register", bench.region), ("unregister", bench.region)]
+    source: Any = object()
+    backend.use_identity("n" * 32, "layout")
+    backend.serve(source)
+    backend.hint(["a", "b"], Hint("peer:1", 2.0))
+    assert full.called == [
+        ("register", bench.region),
+        ("unregister", bench.region),
+        ("identity", ("n" * 32, "layout")),
+        ("serve", source),
+        ("hint", (["a", "b"], Hint("peer:1", 2.0))),
+    ]
     assert backend.capabilities == inner.capabilities
 
 

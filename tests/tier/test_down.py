@@ -194,7 +194,7 @@ def test_the_breaker_opens_when_every_thread_hangs_however_few(operation: str, w
         engine.tier.end_request(f"late-{number}")
         engine.step()
     assert engine.tier._table.pending <= 2
-    assert len(engine.tier._work._probes) <= 3
+    assert len(engine.tier._work._questions) <= 3
     backend.heal()
     engine.wait(lambda: try_to_use(engine, 0), "a hit")
     engine.wait(engine.all_slots_free)

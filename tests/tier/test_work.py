@@ -419,7 +419,7 @@ def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
         ended.end(Outcome.FAILED, lambda result: None)
         probe.over = True
         queue.forget_ended()
-    assert not queue._probes
+    assert not queue._questions
     assert not queue._folded
     assert not queue._later
     assert not any(queue._queues.values())
