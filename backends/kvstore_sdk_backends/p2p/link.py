@@ -124,13 +124,14 @@ class Link:
         self._ended = asyncio.Event()
         self._refusal = ""
         self._socket = context.socket(zmq.DEALER)
+        self._monitor: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         try:
             security.secure_client(self._socket, "control", address)
             self._monitor = self._socket.get_monitor_socket(_EVENTS)
             self._socket.connect(address.endpoint)
         except zmq.ZMQError as cause:
-            self._socket.close(linger=0)
+            self._close_sockets()
             raise UnavailableError(f"p2p peer {address}: cannot be connected to: {cause.strerror}") from None
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._watch())]
 
@@ -245,8 +246,7 @@ class Link:
             for task in self._tasks:
                 if task is not current:
                     task.cancel()
-            self._socket.disable_monitor()
-            self._socket.close(linger=0)
+            self._close_sockets()
             if self.receiver is not None:
                 self.receiver.close()
             questions, self._questions = self._questions, {}
@@ -280,6 +280,13 @@ class Link:
             raise UnavailableError(f"p2p peer {self.address}: takes no more messages now")
         if failed is not None:
             raise self.end(f"the connection failed: {failed}")
+
+    def _close_sockets(self) -> None:
+        # The monitor's own end goes with nothing else.
+        self._socket.disable_monitor()
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+        self._socket.close(linger=0)
 
     async def _read(self) -> None:
         try:
