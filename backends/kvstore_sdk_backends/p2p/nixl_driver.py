@@ -6,24 +6,33 @@ What was seen of NIXL 1.5.1 with UCX 1.23, and what follows from it here:
   every 0.2 ms while something is under way or expected, else every 50. Over TCP what a peer WRITEs lands only then.
 - Over CMA a copy happens inside `transfer`, in the calling thread, without Python's lock.
 - Its calls are made by one thread at a time: two that polled and released the same handles crashed.
-- A handle that is released goes on, and so do its peers', so handles are kept until they are over. A peer whose link is cut is noticed
-  after 3 seconds with the settings of `nixl_plane`; one that is paused never is.
-- Every failure is an exception of a class of its own; after `nixlRemoteDisconnectError` nothing of that transfer goes on.
+- A handle that is released goes on, and so does one whose peer was removed, though its state is an error then. So both are kept until the
+  transfer is over. A peer whose link is cut is noticed after 3 seconds with the settings of `nixl_plane`; one that is paused never is.
+- Every failure is an exception of a class of its own. After `nixlRemoteDisconnectError` nothing of that transfer goes on; after another
+  one nobody knows.
 - READ is not used: over TCP a reader that dies while the owner is paused aborts the owner.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 __all__ = ["Driver", "Transfer"]
 
+logger = logging.getLogger(__name__)
+
 HOT_S = 0.0002
 IDLE_S = 0.05
+UNSURE_S = 3.0
+"""For which a transfer may be in a state that nobody knows. Then this process ends: that ends the transfer too."""
+
+_DISCONNECTED = "nixlRemoteDisconnectError"
 
 
 class Transfer:
@@ -34,10 +43,12 @@ class Transfer:
         over: Set once nothing of it goes on.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, peer: str, handle: Any) -> None:
+        self.peer = peer
         self.handle = handle
         self.failure = ""
         self.over = threading.Event()
+        self.unsure_s = 0.0
 
 
 class Driver:
@@ -49,6 +60,7 @@ class Driver:
         # Taken before each call to the agent.
         self._moved = threading.Condition(threading.Lock())
         self._running: list[Transfer] = []
+        self._leaving: set[str] = set()
         self._hot_until_s = 0.0
         threading.Thread(target=self._drive, name="kvstore-nixl", daemon=True).start()
 
@@ -68,23 +80,22 @@ class Driver:
         with self._moved, suppress(Exception):
             self._nixl.deregister_memory(memory)
 
-    def load(self, metadata: bytes, regions: Sequence[tuple[int, int]]) -> str:
-        """Know a peer, and check that these regions are its.
-
-        Returns:
-            The name of its agent.
+    def load(self, name: str, metadata: bytes, regions: Sequence[tuple[int, int]]) -> None:
+        """Know a peer, and check that its agent has this name, and these regions.
 
         Raises:
-            Exception: of NIXL: it is not metadata, or has other regions, or an agent of that name is known.
+            Exception: of NIXL, or a ValueError. Nothing of it stays.
         """
         with self._moved:
-            name: str = self._nixl.add_remote_agent(metadata).decode()
+            self._leaving.discard(name)
             try:
+                if self._nixl.add_remote_agent(metadata) != name.encode():
+                    raise ValueError("another name")
                 self._nixl.prep_xfer_dlist(name, [(base, size, 0) for base, size in regions], "DRAM").release()
             except BaseException:
+                # Also what could not be loaded leaves a name behind, under which nothing else can be loaded then.
                 self._unload(name)
                 raise
-            return name
 
     def unload(self, name: str) -> None:
         """Forget a peer. What is on its way to it goes on."""
@@ -92,6 +103,10 @@ class Driver:
             self._unload(name)
 
     def _unload(self, name: str) -> None:
+        if any(transfer.peer == name for transfer in self._running):
+            self._leaving.add(name)
+            return
+        self._leaving.discard(name)
         with suppress(Exception):
             self._nixl.remove_remote_agent(name)
 
@@ -105,14 +120,8 @@ class Driver:
         with self._moved:
             local = nixl.get_xfer_descs([(address, size, 0) for address, _, size in pieces], "DRAM")
             remote = nixl.get_xfer_descs([(address, size, 0) for _, address, size in pieces], "DRAM")
-            transfer = Transfer(nixl.initialize_xfer("WRITE", local, remote, peer))
-            try:
-                done = nixl.transfer(transfer.handle) == "DONE"
-            except Exception as error:  # noqa: BLE001  # NIXL raises classes of its own, one for each status
-                # Some of it may be on its way: it is over when its state says so.
-                transfer.failure = type(error).__name__
-                done = False
-            if done or self._is_over(transfer):
+            transfer = Transfer(peer, nixl.initialize_xfer("WRITE", local, remote, peer))
+            if self._is_over(transfer, nixl.transfer):
                 self._end(transfer)
             else:
                 self._running.append(transfer)
@@ -131,30 +140,35 @@ class Driver:
                 with suppress(Exception):
                     # Nobody sends any; it is what makes progress.
                     self._nixl.get_new_notifs()
-                self._running = [transfer for transfer in self._running if not self._is_ended(transfer)]
+                over = [transfer for transfer in self._running if self._is_over(transfer, self._nixl.check_xfer_state)]
+                if over:
+                    self._running = [transfer for transfer in self._running if transfer not in over]
+                    for transfer in over:
+                        self._end(transfer)
                 hot = bool(self._running) or time.monotonic() < self._hot_until_s
                 self._moved.wait(HOT_S if hot else IDLE_S)
 
-    def _is_ended(self, transfer: Transfer) -> bool:
-        if not self._is_over(transfer):
-            return False
-        self._end(transfer)
-        return True
-
-    def _is_over(self, transfer: Transfer) -> bool:
+    def _is_over(self, transfer: Transfer, ask: Callable[[Any], str]) -> bool:
+        """What `ask`, a call that answers the state of a handle, says."""
         try:
-            state = self._nixl.check_xfer_state(transfer.handle)
-        except Exception as error:  # noqa: BLE001  # likewise
-            transfer.failure = transfer.failure or type(error).__name__
+            state = ask(transfer.handle)
+        except Exception as error:  # noqa: BLE001  # NIXL raises classes of its own, one for each status
+            state = type(error).__name__
+        if state in ("DONE", _DISCONNECTED):
+            transfer.failure = transfer.failure or ("" if state == "DONE" else state)
             return True
-        if state == "PROC":
-            return False
-        if state != "DONE":
-            transfer.failure = transfer.failure or str(state)
-        return True
+        if state != "PROC":
+            transfer.failure = transfer.failure or state
+            transfer.unsure_s = transfer.unsure_s or time.monotonic()
+            if time.monotonic() > transfer.unsure_s + UNSURE_S:
+                logger.error("p2p: nixl does not know whether a transfer goes on (%s); the child ends, and that ends it", state)
+                os._exit(1)
+        return False
 
     def _end(self, transfer: Transfer) -> None:
         handle, transfer.handle = transfer.handle, None
         with suppress(Exception):
             self._nixl.release_xfer_handle(handle)
+        if transfer.peer in self._leaving:
+            self._unload(transfer.peer)
         transfer.over.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 import os
+import re
 import sys
 import threading
 import uuid
@@ -40,6 +41,7 @@ WHERE = "backend p2p"
 MAX_SESSIONS = 1024
 MAX_TRANSFER_BYTES = 64 << 20
 """Of one handle: over CMA all of it is copied inside one call, and nothing else of the agent happens meanwhile."""
+_AGENT = re.compile(rb"kvstore-p2p-[0-9a-f]{32}")
 
 # Larger segments: 2.6 GB/s for a batch over TCP instead of 1.0. The others end a peer whose link is cut after 3 seconds, where UCX's own
 # settings wait a quarter of an hour, and connect without holding up what else is under way. What the environment says goes before them.
@@ -54,7 +56,7 @@ _UCX = {
 }
 
 
-def open_plane(devices: str, *, tls: str, ports: str = "") -> NixlPlane:
+def open_plane(devices: str, *, tls: str) -> NixlPlane:
     """Make an agent that listens on these network devices alone.
 
     Raises:
@@ -64,8 +66,6 @@ def open_plane(devices: str, *, tls: str, ports: str = "") -> NixlPlane:
         raise ConfigError(WHERE, "data", "nixl runs in a child process alone: its settings are those of a whole process")
     # Always: who may reach us is decided by these, and not by what somebody set for another user of UCX.
     os.environ |= {"UCX_TLS": tls, "UCX_NET_DEVICES": devices}
-    if ports:
-        os.environ["UCX_TCP_PORT_RANGE"] = ports
     os.environ |= {name: os.environ.get(name, value) for name, value in _UCX.items()}
     try:
         nixl = _agent()
@@ -85,7 +85,7 @@ def _agent() -> Any:
         # It tells of each agent.
         logging.getLogger("nixl").setLevel(logging.WARNING)
     # A name is never used twice: a peer knows agents by their names, and would take this one for the one before it.
-    name = f"kvstore-{uuid.uuid4().hex}"
+    name = f"kvstore-p2p-{uuid.uuid4().hex}"
     nixl = _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
     nixl.create_backend("UCX", {})
     return nixl
@@ -98,6 +98,7 @@ class _Peer:
         self.agent = agent
         self.metadata = metadata
         self.regions = sorted(regions)
+        self.loaded = False
 
     def holds(self, address: int, size_bytes: int) -> bool:
         """Whether all of it lies within one region."""
@@ -145,22 +146,24 @@ class NixlPlane:
 
     def _admit(self, session: str, metadata: bytes, regions: list[tuple[int, int]]) -> bool | Failure:
         known = self._peers.get(session)
-        if known is not None and (known.metadata, known.regions) == (metadata, sorted(regions)):
+        if known is not None and known.loaded and (known.metadata, known.regions) == (metadata, sorted(regions)):
             return True
         self._drop(session)
-        if len(self._peers) >= MAX_SESSIONS:
-            return Failure(NoSpaceError(f"p2p: admit {session[:16]}: {MAX_SESSIONS} sessions are known already"))
-        try:
-            agent = self._driver.load(metadata, regions)
-        except Exception as cause:  # noqa: BLE001  # NIXL raises classes of its own, one for each status
-            return Failure(InvalidError(f"p2p: admit {session[:16]}: nixl does not take its metadata: {type(cause).__name__}"))
+        names = set(_AGENT.findall(metadata))
         with self._lock:
-            taken = any(peer.agent == agent for peer in self._peers.values())
-            if not taken:
-                self._peers[session] = _Peer(agent, metadata, regions)
-        if taken:
-            # Not unloaded: it is the other one's.
-            return Failure(InvalidError(f"p2p: admit {session[:16]}: another session has an agent of that name"))
+            if len(self._peers) >= MAX_SESSIONS:
+                return Failure(NoSpaceError(f"p2p: admit {session[:16]}: {MAX_SESSIONS} sessions are known already"))
+            agent = names.pop().decode() if len(names) == 1 else ""
+            if not agent or any(peer.agent == agent for peer in self._peers.values()):
+                return Failure(InvalidError(f"p2p: admit {session[:16]}: its metadata names no agent, or one of another session"))
+            peer = self._peers[session] = _Peer(agent, metadata, regions)
+        try:
+            self._driver.load(agent, metadata, regions)
+        except Exception as cause:  # noqa: BLE001  # NIXL raises classes of its own, one for each status
+            with self._lock:
+                self._peers.pop(session, None)
+            return Failure(InvalidError(f"p2p: admit {session[:16]}: nixl does not take its metadata ({type(cause).__name__})"))
+        peer.loaded = True
         return True
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
@@ -202,7 +205,7 @@ class NixlPlane:
             session, address = plane_names.read_place(put.name)
             peer = self._peers.get(session)
             [buffer] = put.parts
-            if peer is None:
+            if peer is None or not peer.loaded:
                 results[place] = PutResult.failed(UnavailableError(f"p2p: write: session {session[:16]} is not admitted"))
             elif not buffer.length or not peer.holds(address, buffer.length):
                 where = f"{buffer.length} bytes at {address:#x}"

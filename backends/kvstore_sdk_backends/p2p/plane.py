@@ -44,6 +44,9 @@ _TARGET = "kvstore_sdk_backends.p2p.nixl_plane:open_plane"
 _CONTROL_S = 2.0
 """What the child answers from its own memory. Generous: it shares its cores with an engine."""
 _DROP_S = 0.5
+_KERNEL_S = 0.5
+"""A copy over CMA that the kernel is in the middle of goes on when the process that it writes to is gone: half a MiB, which takes 0.1 ms,
+or as long as a busy machine keeps that thread from running. A new child takes longer to come up."""
 
 Target = tuple[int, bytes, list[tuple[Region, int, int]]]
 """Generation of the child, metadata of its agent, and of each region the address there and the size."""
@@ -65,13 +68,12 @@ class Plane:
     Blocking methods, of any thread; each says how long it takes. While the child is down all of them fail at once, and it is started again.
     """
 
-    def __init__(self, *, tls: str = "", devices: str = "", ports: str = "", label: str = "p2p") -> None:
+    def __init__(self, *, tls: str = "", devices: str = "", label: str = "p2p") -> None:
         """Start the child, which takes 2 seconds and 250 MiB.
 
         Args:
             tls: Transports, as in UCX_TLS; without any `LOOPBACK_TLS` on loopback, elsewhere `NETWORK_TLS`.
             devices: Network devices, as in UCX_NET_DEVICES; without any loopback alone. Nothing listens anywhere else.
-            ports: First and last of the TCP ports to listen on, as `first-last`; without any the system chooses.
             label: What it is called in errors and logs.
 
         Raises:
@@ -82,9 +84,8 @@ class Plane:
         devices = devices or LOOPBACK_DEVICE
         tls = tls or (LOOPBACK_TLS if devices == LOOPBACK_DEVICE else NETWORK_TLS)
         self._label = label
-        options = {"tls": tls, "ports": ports}
         try:
-            self._backend: IsolatedBackend = open_isolated(_TARGET, options, location=devices, label=f"{label} nixl")
+            self._backend: IsolatedBackend = open_isolated(_TARGET, {"tls": tls}, location=devices, label=f"{label} nixl")
         except (BackendError, ConfigError) as cause:
             raise UnsupportedError(f"{label}: nixl did not come up: {cause}") from cause
         self._lock = threading.Lock()
@@ -96,6 +97,9 @@ class Plane:
         self._expecting = threading.Lock()
         self._expected: tuple[int, float] = (0, 0.0)
         self._fenced = 0
+        # What `generation` said last, and since when it would say something else.
+        self._named = self._child
+        self._named_until_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Plane({self._label!r}, generation={self.generation}, pid={self.pid})"
@@ -110,6 +114,19 @@ class Plane:
         """Of the child that is up, 0 while none is. Never used twice: once it has changed, the child it named is gone, and nothing that
         was on its way into or out of this node's memory through it goes on.
         """
+        with self._lock:
+            child = self._child
+            if child != self._named:
+                now_s = time.monotonic()
+                if self._named_until_s is None:
+                    self._named_until_s = now_s + _KERNEL_S
+                if now_s >= self._named_until_s:
+                    self._named, self._named_until_s = child, None
+            return self._named
+
+    @property
+    def _child(self) -> int:
+        """The same without a delay."""
         # A death is counted when the process is gone, and before the next one is started.
         return self._backend.deaths + 1 if self._backend.state == "up" else 0
 
@@ -144,10 +161,11 @@ class Plane:
 
         Only for peers that are trusted: who has it may read and write all regions, and whatever else the child has mapped.
         """
+        generation = self.generation
         with self._lock:
-            generation, changes, known = self.generation, self._changes, self._target
+            changes, known = self._changes, self._target
             regions = dict(self._regions)
-        if not generation:
+        if not generation or self._child != generation:
             return None
         if known is not None and known[:2] == (generation, changes):
             return known[2]
@@ -155,11 +173,11 @@ class Plane:
             page = self._backend.list(plane_names.SELF, Deadline.after(_CONTROL_S))
             agent, bases = plane_names.read_self(page)
         except BackendError as cause:
-            if self.generation == generation:
+            if self._child == generation:
                 logger.warning("%s: the child does not say where peers may write: %s", self._label, cause)
             return None
         found = [(regions[key], base, size) for key, base, size in bases if key in regions]
-        if self.generation != generation:
+        if self._child != generation:
             # It may be the answer of either.
             return None
         target = (generation, agent, found)
@@ -210,11 +228,11 @@ class Plane:
         if peer is None:
             raise UnavailableError(f"{self._label}: send: session {session.hex()[:16]} is not admitted; its peer has to say hello again")
         with peer.admitting:
-            if not peer.generation or peer.generation != self.generation:
+            if not peer.generation or peer.generation != self._child:
                 self._admit(session, peer, deadline)
             generation = peer.generation
         results = self._backend.put([Put(plane_names.place(session, address), (buffer,)) for buffer, address in pieces], deadline)
-        if self.generation != generation and generation != self._fenced:
+        if self._child != generation and generation != self._fenced:
             with self._lock:
                 if self._peers.get(session) is peer:
                     del self._peers[session]
@@ -230,7 +248,7 @@ class Plane:
         Never waits. Of several calls the latest time holds.
         """
         with self._expecting:
-            generation = self.generation
+            generation = self._child
             if self._expected >= (generation, until_s) or not generation:
                 return
             self._expected = (generation, until_s)
@@ -242,7 +260,7 @@ class Plane:
 
         Peers have to be told of the new `target`.
         """
-        self._fenced = self.generation
+        self._fenced = self._child
         self._backend.fence()
 
     def close(self) -> None:
@@ -254,11 +272,11 @@ class Plane:
 
     def _admit(self, session: bytes, peer: _Peer, deadline: Deadline) -> None:
         """Tell the child that is up of a peer."""
-        generation = self.generation
+        generation = self._child
         name = plane_names.admission(session, peer.agent, peer.regions)
         [admitted] = self._backend.exists([name], Deadline(min(deadline.at_s, time.monotonic() + 3.0)))
         if isinstance(admitted, Failure):
             raise admitted.error
-        if not generation or self.generation != generation:
+        if not generation or self._child != generation:
             raise UnavailableError(f"{self._label}: admit: the child ended meanwhile; try again")
         peer.generation = generation
