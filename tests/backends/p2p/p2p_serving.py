@@ -31,12 +31,14 @@ class Asker:
     Attributes:
         node: As it says Hello.
         unasked: Messages that came and were not what was waited for.
+        takes_data: Otherwise its data connection holds next to nothing that was not read.
     """
 
     def __init__(self, serving: Serving, node: bytes = b"", **options: Any) -> None:
         """`options`: of the control socket, before it connects."""
         self.node = node or os.urandom(16)
         self.unasked: list[Any] = []
+        self.takes_data = True
         self._serving = serving
         self._numbers = itertools.count(1)
         self._socket = serving.context.socket(zmq.DEALER, socket_class=zmq.Socket)
@@ -79,6 +81,8 @@ class Asker:
             self._data = self._serving.context.socket(zmq.DEALER, socket_class=zmq.Socket)
             self._data.linger = 0
             self._data.routing_id = routing_id(self.node)
+            if not self.takes_data:
+                self._data.rcvhwm, self._data.rcvbuf = 1, 4096
             self._data.connect(f"tcp://127.0.0.1:{welcome.data_port}")
             self._data.send(b"")
         return welcome
@@ -126,9 +130,9 @@ class Serving:
         self.senders: list[Sender] = []
         socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
         self.security.secure_server(socket, "control")
-        self.guard = Guard(socket, most=512, secured=False, label="a test")
+        self.guard = Guard(socket, most=512, secured=False)
         port = self.security.bind(socket, 0)
-        self.guard.start(port)
+        self.guard.start(port, "a test")
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self.server = Server(
             socket,
