@@ -22,6 +22,7 @@ from kvstore_sdk.backend import (
     Failure,
     Put,
     PutResult,
+    PutStatus,
     Region,
     Ticket,
     UnavailableError,
@@ -227,6 +228,8 @@ class Plane:
             peer = self._peers.get(session)
         if peer is None:
             raise UnavailableError(f"{self._label}: send: session {session.hex()[:16]} is not admitted; its peer has to say hello again")
+        if deadline.expired:
+            return [PutResult(PutStatus.TIMED_OUT)] * len(pieces)
         with peer.admitting:
             if not peer.generation or peer.generation != self._child:
                 self._admit(session, peer, deadline)

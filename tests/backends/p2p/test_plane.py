@@ -243,7 +243,7 @@ def test_without_nixl_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_transports_and_devices_that_are_not_there_are_refused_with_what_to_mend() -> None:
-    with pytest.raises(UnsupportedError, match="p2p: nixl did not come up: .*UCX_TLS=tcp on none0; mend ucx_tls or ucx_devices"):
+    with pytest.raises(UnsupportedError, match=r"p2p: nixl did not come up: .*UCX_TLS=tcp on none0; mend ucx_tls or ucx_devices"):
         Plane(tls="tcp", devices="none0")
 
 
