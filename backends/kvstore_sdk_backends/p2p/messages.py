@@ -80,6 +80,8 @@ _MAX_U64 = 2**64 - 1
 _NAMESPACE = re.compile(r"(?:[0-9a-f]{32})?")
 _LAYOUT = re.compile(r"[!-~]{0,64}")
 _TOKEN = re.compile(r"[a-z0-9_]{1,32}")
+_LINE = re.compile(rf"[ -~]{{0,{MAX_TEXT}}}")
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _MAX_PATHS = 8
 
 
@@ -141,7 +143,7 @@ class Refused:
 
     Attributes:
         code: One of `REFUSALS`, or one of a later version.
-        text: One printable line for a log.
+        text: One line for a log, of printable ASCII.
         versions: The lowest and the highest protocol version the owner speaks.
     """
 
@@ -259,14 +261,14 @@ Message = Sent | ForeignHello
 
 
 def encode(message: Sent) -> bytes:
-    """The frame of a message of this version. Fields are not checked; the text of a Refused is cut and made printable.
+    """The frame of a message of this version. Fields are not checked; the text of a Refused is cut, and what is not its form made `?`.
 
     Raises:
         MessageError: the frame would be longer than `MAX_FRAME_BYTES`.
     """
     values = [getattr(message, field.name) for field in fields(message)]
     if isinstance(message, Refused):
-        values[2] = "".join(c if c.isprintable() else " " for c in message.text[:MAX_TEXT])
+        values[2] = _UNPRINTABLE.sub("?", message.text[:MAX_TEXT])
     if isinstance(message, Release | Goodbye):
         values.insert(0, 0)
     frame: bytes = msgpack.packb([VERSION, message.KIND, *values])
@@ -398,9 +400,7 @@ def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, ma
 
 
 def _refused(number: int, code: Any, text: Any, versions: Any) -> Refused:
-    if type(text) is not str or len(text) > MAX_TEXT or not text.isprintable():
-        raise MessageError("p2p: the text of a refusal is not a short printable line")
-    return Refused(number, _text("code of a refusal", code, _TOKEN), text, _versions(versions))
+    return Refused(number, _text("code of a refusal", code, _TOKEN), _text("text of a refusal", text, _LINE), _versions(versions))
 
 
 def _target(number: int, generation: Any, agent: Any, regions: Any) -> Target:

@@ -67,7 +67,7 @@ class Frames:
                 lease = self._edge(messages.MAX_WAIT_MS)
                 return messages.Welcome(number, up_to(0, 9), self._bytes(16), "zmq", up_to(0, 65535), up_to(1, 256), up_to(1, 256), lease)
             case messages.Refused:
-                return messages.Refused(number, self._random.choice(messages.REFUSALS), self._text("no ät all", 0, 512), (0, up_to(0, 9)))
+                return messages.Refused(number, self._random.choice(messages.REFUSALS), self._text("not at all ", 0, 512), (0, up_to(0, 9)))
             case messages.Target:
                 regions = tuple((base := self._edge(2**63), self._edge(2**63 - 1 - base // 2) or 1) for _ in range(up_to(0, 5)))
                 return messages.Target(number, up_to(1, 2**40), self._bytes(up_to(1, 700)), regions)

@@ -53,7 +53,7 @@ segments = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}", fullmatch=True)
 names = st.lists(segments, min_size=1, max_size=4).map("/".join)
 tokens = st.from_regex(r"[a-z0-9_]{1,32}", fullmatch=True)
 versions = st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)).map(lambda pair: (min(pair), max(pair)))
-texts = st.text(st.characters(categories=("L", "N", "P")), max_size=MAX_TEXT)
+texts = st.from_regex(r"[ -~]{0,512}", fullmatch=True)
 
 
 def many(of: st.SearchStrategy[Any], low: int, high: int) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -190,7 +190,7 @@ LIMITS: list[tuple[int, list[Any], int, list[Any], list[Any]]] = [
     (2, WELCOME, 5, [1, 256], [0, 257]),
     (2, WELCOME, 6, [0, MAX_WAIT_MS], [-1, MAX_WAIT_MS + 1, 1.5]),
     (3, REFUSED, 0, [*REFUSALS, "of_a_later_version"], ["", "Busy", "a" * 33, b"busy", 1]),
-    (3, REFUSED, 1, ["", "é" * MAX_TEXT], ["a\nb", "\x1b[31m", "a" * (MAX_TEXT + 1), b"text", "\u202e"]),
+    (3, REFUSED, 1, ["", "~" * MAX_TEXT], ["a\nb", "\x1b[31m", "a" * (MAX_TEXT + 1), b"text", "\u202e", "é"]),
     (3, REFUSED, 2, [[2, 5]], [[5, 2], [], None]),
     (4, TARGET, 0, [1, MAX_NUMBER], [0, -1, MAX_NUMBER + 1]),
     (4, TARGET, 1, [b"a", bytes(MAX_AGENT_BYTES)], [b"", bytes(MAX_AGENT_BYTES + 1), "agent"]),
@@ -300,7 +300,7 @@ def test_the_longest_message_of_each_kind_fits_in_a_frame() -> None:
     most = 2**63 - 1
     longest = [
         Hello(most, (65535, 65535), NODE, "f" * 32, "~" * 64, ("p" * 32,) * 8),
-        Refused(most, "a" * 32, "\U0001f600" * MAX_TEXT),
+        Refused(most, "a" * 32, "~" * MAX_TEXT),
         Target(most, most, bytes(MAX_AGENT_BYTES), ((2**62, 2**62),) * MAX_REGIONS),
         Lookup(most, MAX_WAIT_MS, (LONG,) * MAX_NAMES),
         Found(most, (MAX_RECORD_BYTES,) * MAX_NAMES),
@@ -359,7 +359,7 @@ def test_the_text_of_a_refusal_is_one_short_printable_line() -> None:
     sent = Refused(1, "busy", "first\nsecond\x1b[31m\u202e" + "x" * 1000)
     read = decode(encode(sent))
     assert isinstance(read, Refused)
-    assert read.text.startswith("first second [31m x")
+    assert read.text.startswith("first?second?[31m?x")
     assert len(read.text) == MAX_TEXT
 
 
