@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tier_bench import key
 
+from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier import work as module
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
@@ -76,7 +77,7 @@ def queue() -> Queue:
 class QueueAgainstItsPromises(RuleBasedStateMachine):
     """Drives a queue as a Tier and its threads do, in any order, and keeps book of every item and every slot."""
 
-    @initialize(slots=st.integers(2, 9), threads=st.integers(1, 5), more=st.integers(0, 3), batch=st.integers(1, 5))
+    @initialize(slots=st.integers(2, 9), threads=st.integers(1, 5), more=st.integers(0, 9), batch=st.integers(1, 5))
     def begin(self, slots: int, threads: int, more: int, batch: int) -> None:
         self.now_s = 100.0
         # Jobs take their times from the real clock, and live for ever; the queue's own waits are turned by the machine.
@@ -91,6 +92,8 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         # Items that wait, by (job, place), and those that were in a batch once.
         self.waiting: set[tuple[int, int]] = set()
         self.probes: list[Probe] = []
+        # Those of them whose calls may wait.
+        self.patient: set[Probe] = set()
 
     def teardown(self) -> None:
         if not hasattr(self, "queue"):
@@ -126,11 +129,14 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         self.queue.put_job(made)
         self.waiting |= {(made.job_id, place) for place in range(len(chunks))}
 
-    @rule(chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8))
-    def put_probes(self, chunks: list[int]) -> None:
+    @rule(chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8), wait_s=st.sampled_from([None, 0.0, 5.0, 5.0]))
+    def put_probes(self, chunks: list[int], wait_s: float | None) -> None:
         made = [Probe(key(chunk), 0.0) for chunk in chunks]
         self.probes += made
-        self.queue.put_probes("n", made)
+        if wait_s:
+            self.patient.update(made)
+        self.queue.put_probes("n", made, None if wait_s is None else Hint("peer", wait_s))
+        self.queue.start_threads()
 
     @precondition(lambda self: self.probes)
     @rule(data=st.data())
@@ -178,7 +184,9 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
             if self.queue._alive == before and not self.is_held_up():
                 loads = {item for item in self.waiting if self.kind(item) is Kind.LOAD}
                 assert not (free and loads), "a load waited although a slot was free"
-                assert not [probe for probe in self.probes if not probe.over], "a probe waited"
+                waits = [probe for probe in self.probes if not probe.over]
+                assert not [probe for probe in waits if probe not in self.patient], "a probe waited"
+                assert not (waits and self.idle() > self.threads), "a question that may wait had no thread, though there was one"
             return
         self.running.append(batch)
         assert (bool(batch.probes), bool(batch.doubts), bool(batch.items)).count(True) == 1
@@ -186,6 +194,8 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
             assert 0 < len(batch.probes) <= 3
             assert not any(probe.over for probe in batch.probes)
             assert batch.operation == "exists"
+            assert batch.may_wait == (batch.probes[0] in self.patient)
+            assert not batch.may_wait or self.idle() >= self.threads, "a call that may wait left too few threads to the others"
             self.probes = [probe for probe in self.probes if probe not in batch.probes]
         elif batch.doubts:
             assert batch.operation == "settle"
@@ -205,7 +215,8 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
             assert not [item for item in self.waiting - not_due if self.kind(item) is Kind.LOAD], "a store went before a load"
             stores = [other for other in self.running if other.kind is Kind.STORE]
             # One thread is left to loads, where there is more than one.
-            assert len(stores) < self.queue._alive or self.queue._alive == 1
+            others = self.queue._alive - self.waiting_calls()
+            assert len(stores) < others or others == 1
             assert self.store_slots() <= self.slots - max(1, self.slots // 4), "stores took the last share of the slots"
 
     def store_slots(self) -> int:
@@ -239,6 +250,13 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
+
+    def waiting_calls(self) -> int:
+        return sum(batch.may_wait and not batch.abandoned for batch in self.running)
+
+    def idle(self) -> int:
+        """Threads that are in no call that may wait, or is late."""
+        return self.queue._alive - self.waiting_calls() - sum(batch.abandoned for batch in self.running)
 
     def is_held_up(self) -> bool:
         """Whether items wait for their time."""
@@ -274,9 +292,11 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         late = sum(len(batch.slots) for batch in self.running if batch.abandoned)
         assert self.queue.quarantined_bytes == 4096 * (late + len(self.doubts))
         assert self.queue.in_doubt == bool(self.doubts)
-        assert self.queue.is_untouched == (not self.running and not self.doubts)
+        assert self.queue.is_untouched == (len(self.running) == self.waiting_calls() and not self.doubts)
         assert self.queue._alive <= self.queue._max_threads
-        assert self.queue.is_stuck == (0 < self.queue._alive <= sum(batch.abandoned for batch in self.running))
+        others = self.queue._alive - self.waiting_calls()
+        assert others >= self.threads, "calls that may wait took threads from the others"
+        assert self.queue.is_stuck == (0 < others <= sum(batch.abandoned for batch in self.running))
 
 
 TestQueueAgainstItsPromises = QueueAgainstItsPromises.TestCase
