@@ -50,13 +50,13 @@ class Guard:
         lost: Called with the descriptor of each connection that is over.
     """
 
-    def __init__(self, socket: zmq.Socket, *, most: int, secured: bool, label: str) -> None:
+    def __init__(self, socket: zmq.Socket, *, most: int, secured: bool, label: str = "p2p") -> None:
         """On the loop's thread, before `socket`, which is not one of asyncio's, is bound.
 
         Args:
             most: Connections at one time.
             secured: The node has a key.
-            label: Of the node, in the log.
+            label: In the log.
         """
         self.lost: Callable[[int], object] | None = None
         self._loop = asyncio.get_running_loop()
@@ -79,9 +79,10 @@ class Guard:
         """How many there are now."""
         return len(self._open)
 
-    def start(self, port: int) -> None:
-        """Begin to watch. `port`: which the socket was bound to."""
+    def start(self, port: int, label: str = "") -> None:
+        """Begin to watch. `port`: which the socket was bound to. `label`: in the log, where it has the port in it."""
         self._port = port
+        self._label = label or self._label
         self._loop.add_reader(self._monitor.FD, self.look)
 
     async def run(self) -> None:

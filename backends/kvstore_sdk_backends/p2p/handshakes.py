@@ -40,6 +40,9 @@ def why_refused(event: int, value: int, *, secured: bool) -> str:
         return f"it does not speak the protocol of a node: {_protocol(value)}"
     if value in (errno.ETIMEDOUT, errno.EAGAIN):
         return "it connected and did not say what it wants"
+    if value == errno.EFAULT:
+        # Of libzmq, where nobody answers it about admission.
+        return "its key cannot be checked now"
     return f"it went away during the handshake: {os.strerror(value) if value else 'the connection ended'}"
 
 

@@ -133,9 +133,9 @@ class Node:
         socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
         self.security.secure_server(socket, "control")
         listen, most = self.settings.listen, max(64, 4 * self.settings.max_peers)
-        self._guard = guard = Guard(socket, most=most, secured=self.settings.key is not None, label=f"p2p {listen}")
+        self._guard = guard = Guard(socket, most=most, secured=self.settings.key is not None)
         self.address = Address(listen.host, self.security.bind(socket, listen.port))
-        guard.start(self.address.port)
+        guard.start(self.address.port, f"p2p {self.address}")
         self._server = Server(
             socket,
             node=self.id,

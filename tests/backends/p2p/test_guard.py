@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -39,9 +39,9 @@ class Node:
         self.key = key
         self.socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
         self.security.secure_server(self.socket, "control")
-        self.guard = Guard(self.socket, most=most, secured=key is not None, label="node under test")
+        self.guard = Guard(self.socket, most=most, secured=key is not None)
         self.port = self.security.bind(self.socket, 0)
-        self.guard.start(self.port)
+        self.guard.start(self.port, "node under test")
         self.tasks = [asyncio.ensure_future(self._answer()), asyncio.ensure_future(self.guard.run())]
         self.admission = None
         if key is not None:
@@ -251,7 +251,8 @@ def test_while_nobody_answers_for_admission_nobody_is_let_in(key: CurveKey) -> N
             assert node.admission is not None
             node.admission.close()
             member = node.client()
-            await member.send(b"hello")
+            with suppress(zmq.Again):
+                await member.send(b"hello", zmq.NOBLOCK)
             assert await member.poll(1000) == 0
             member.close(linger=0)
 
