@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -142,7 +143,8 @@ class Node:
             sources=self._sources,
             plane=self.plane,
             make_sender=lambda node: Sender(self.context, self.security, node),
-            limits=Limits(max_sessions=self.settings.max_peers, lease_s=self.settings.lease_s),
+            limits=_limits(self.settings),
+            paths=("nixl",) if self.settings.data == "nixl" else (),
             label=f"p2p {self.address}",
             guard=guard,
         )
@@ -171,6 +173,14 @@ def _number(listen: Address) -> str:
         return resolve(listen)[0].host
     except OSError as cause:
         raise ConfigError(WHERE, "location", f"{listen.host} does not resolve ({cause.strerror or cause}); write an address") from None
+
+
+def _limits(settings: P2PSettings) -> Limits:
+    limits = Limits(max_sessions=settings.max_peers, lease_s=settings.lease_s)
+    if not settings.serve_bytes:
+        return limits
+    # Half of a shelf may be lent: no session is to have all of that.
+    return dataclasses.replace(limits, session_bytes=min(limits.session_bytes, max(1, settings.serve_bytes // 8)))
 
 
 def _plane(settings: P2PSettings) -> Plane | None:
