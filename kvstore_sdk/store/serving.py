@@ -71,8 +71,8 @@ class HostSource:
         self.namespace = identity.namespace
         self.layout = identity.layout
         self.place = place
-        self.lent = 0
-        """Records that were not given back, or whose return was not taken in yet."""
+        self.lent: dict[Slot, int] = {}
+        """Slots that were not given back, or whose return was not taken in yet, and how many loans each has."""
         self.returned: deque[_HostLoan] = deque()
         """Loans that were given back; whoever has the lock takes them in."""
         self._host = host
@@ -174,12 +174,14 @@ class HostSource:
             slot = self._ready(key)
             if key is None or slot is None:
                 continue
-            pin = self._host.pin((slot,), True) if self._shares.has_room(self.place, slot.record_bytes) else None
+            loans_of = self.lent.get(slot, 0)
+            pin = self._host.pin((slot,), True) if loans_of or self._shares.has_room(self.place, slot.record_bytes) else None
             if pin is None:
                 refused += 1
                 continue
-            self._shares.use(self.place, slot.record_bytes)
-            self.lent += 1
+            if not loans_of:
+                self._shares.use(self.place, slot.record_bytes)
+            self.lent[slot] = loans_of + 1
             lent += 1
             loans[at] = _HostLoan(self, names[at], key, slot, self._host.record(slot.number), pin, self._age)
         for result, count in (("lent", lent), ("refused", refused)):
@@ -190,9 +192,13 @@ class HostSource:
         while self.returned:
             loan = self.returned.popleft()
             # False for what was given back before, which the host tier counts.
-            if self._host.unpin(loan.pin):
-                self.lent -= 1
-                self._shares.use(self.place, -loan.slot.record_bytes)
+            if not self._host.unpin(loan.pin):
+                continue
+            slot = loan.slot
+            self.lent[slot] -= 1
+            if not self.lent[slot]:
+                del self.lent[slot]
+                self._shares.use(self.place, -slot.record_bytes)
 
 
 class Serving:
@@ -218,8 +224,8 @@ class Serving:
 
     @property
     def lent(self) -> int:
-        """Records that others may read now."""
-        return sum(source.lent for source in self.sources)
+        """Records that others may read now, for each tier through which they do."""
+        return sum(len(source.lent) for source in self.sources)
 
     def pause(self) -> None:
         for source in self.sources:
