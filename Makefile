@@ -11,17 +11,18 @@ ENV := $(PYTHON) tools/env.py
 export TORCH_COMPILE_DISABLE := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-engine test-all soak lint format docs golden clean
+.PHONY: help demo test test-core test-engine test-all soak fuzz lint format docs golden clean
 
 help:
 	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
 	@echo 'make test      every test that takes seconds, real engines included'
 	@echo 'make test-all  the long ones too'
 	@echo 'make soak      a quarter of an hour of faults and kills over folders and buckets; SOAK_SECONDS for more or less'
+	@echo 'make fuzz      a million bent frames through the decoder of the peers, and a hundred thousand at one that serves'
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
 	@echo 'make docs      the tables of docs/configuration.md, and docs/requirements.md, from the code'
-	@echo 'make golden    the golden files of the record format, and the example in docs/format.md'
+	@echo 'make golden    the golden files of the record format and of the protocol, and the examples in docs'
 	@echo 'make clean     remove what was built in this folder'
 
 demo:
@@ -63,6 +64,12 @@ soak:
 	@$(ENV) engine
 	$(RUN) tests/soak/soak.py --seconds $(SOAK_SECONDS) --out build/soak
 
+# CI runs a fiftieth of it; `FUZZ_SEED` for other frames.
+FUZZ_SEED ?= 0
+fuzz:
+	@$(ENV) engine
+	$(RUN) tests/backends/p2p/fuzz.py --decoder 1000000 --socket 100000 --seed $(FUZZ_SEED)
+
 # In an environment without an engine, as a vendor has it.
 lint:
 	@bin="$$($(ENV) lint)/bin" && export PYTHONPATH=.:backends:conformance && set -x && \
@@ -83,6 +90,7 @@ docs:
 golden:
 	@$(ENV) engine
 	@$(RUN) tests/golden/regenerate.py
+	@$(RUN) tests/golden/p2p_regenerate.py
 
 format:
 	@bin="$$($(ENV) lint)/bin" && "$$bin/ruff" check --fix . && "$$bin/ruff" format .
