@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, Ticket
 from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
@@ -15,35 +14,30 @@ from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import BUSY, FAILED, FOUND, MISSING, WRONG_SIZE, Fetch, Result
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session
+from kvstore_sdk_backends.p2p.workers import Workers
 
-__all__ = ["Fetches", "in_thread"]
+__all__ = ["Fetches"]
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _BATCH_BYTES = 32 << 20
 """Records of one Fetch that are lent, sealed and sent together."""
-_PIN_S = 0.005
-"""Between two tries to borrow a record that is there, while all that may be lent is on its way."""
+_PIN_S, _PIN_PATIENCE_S = 0.005, 2.0
+"""Between two tries to borrow a record that is there while all that may be lent is lent; and how long, before it is left."""
 _SETTLE_S = 0.5
 
 Item = tuple[str, int, int, int]
 Status = tuple[int, int]
 
 
-async def in_thread(step: Callable[[], T]) -> T:
-    """What `step` returns, on a thread of the loop's executor. Cancelled or not, the thread goes on to its end."""
-    return await asyncio.get_running_loop().run_in_executor(None, step)
-
-
 class Fetches:
     """The transfers of all sessions. No loan goes back while the transport may still read it, also when its session has ended."""
 
-    def __init__(self, leases: Leases, plane: Plane | None, limits: Limits, lost: Callable[[Session, str], None]) -> None:
+    def __init__(self, leases: Leases, plane: Plane | None, workers: Workers, limits: Limits, lost: Callable[[Session, str], None]) -> None:
         """`lost`: called with the reason when a session's transport is over."""
         self._leases = leases
         self._plane = plane
+        self._workers = workers
         self._limits = limits
         self._lost = lost
         self._doubts: dict[Ticket, asyncio.Future[None]] = {}
@@ -92,11 +86,14 @@ class Fetches:
             return
         try:
             left = list(indexes)
+            patience = Deadline.after(_PIN_PATIENCE_S)
             while left:
                 left, moved = await self._pass(session, fetch, left, statuses, deadline)
-                if left and (session.ended or deadline.expired):
+                if moved:
+                    patience = Deadline.after(_PIN_PATIENCE_S)
+                elif left and patience.expired:
                     break
-                if left and not moved:
+                elif left:
                     await asyncio.sleep(_PIN_S)
         finally:
             session.room.leave(size_bytes)
@@ -130,9 +127,6 @@ class Fetches:
         return pending, bool(lent)
 
     async def _move(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], statuses: list[Status], deadline: Deadline) -> None:
-        await self._seal(lent)
-        if not lent:
-            return
         if session.path == "nixl":
             sent = await self._write(session, fetch, lent, deadline)
         else:
@@ -143,21 +137,14 @@ class Fetches:
             self.bytes_sent += lent[index].size_bytes
         self._leases.give_back(lent.values())
 
-    async def _seal(self, lent: dict[int, Borrowed]) -> None:
-        """Leave those in `lent` that are good."""
-        unsealed = {index: borrowed for index, borrowed in lent.items() if not getattr(borrowed.loan, "sealed", False)}
-        if not unsealed:
-            return
-        good = await in_thread(lambda: {index for index, borrowed in unsealed.items() if borrowed.loan.seal()})
-        self._leases.give_back([lent.pop(index) for index in unsealed.keys() - good])
-
     async def _send(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], deadline: Deadline) -> list[int]:
         """Over the session's data connection. Returns the indexes of what was sent."""
         sender = session.sender
         if sender is None:
             return []
-        sends = (sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in lent.items())
-        sent = [index for index, done in zip(lent, await asyncio.gather(*sends), strict=True) if done]
+        good = lent if all(map(_is_sealed, lent.values())) else await self._workers.run(partial(_sealed, lent))
+        sends = (sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in good.items())
+        sent = [index for index, done in zip(good, await asyncio.gather(*sends), strict=True) if done]
         if sender.closed:
             self._lost(session, "its data connection is over")
         return sent
@@ -167,22 +154,25 @@ class Fetches:
         plane, target = self._plane, session.target
         if plane is None or target is None or target.generation != fetch.generation:
             return []
-        pieces = []
-        for index, borrowed in lent.items():
-            _, _, region, offset = fetch.items[index]
-            pieces.append((borrowed.buffer, target.regions[region][0] + offset))
+
+        def write() -> tuple[dict[int, Borrowed], list[PutResult]]:
+            good = _sealed(lent)
+            pieces = [(borrowed.buffer, target.regions[items[index][2]][0] + items[index][3]) for index, borrowed in good.items()]
+            return good, plane.send(session.id, pieces, deadline) if pieces else []
+
+        items = fetch.items
         async with session.calls:
             if session.ended:
                 return []
             try:
-                results: list[PutResult] = await in_thread(partial(plane.send, session.id, pieces, deadline))
+                good, results = await self._workers.run(write)
             except BackendError as error:
                 self._lost(session, str(error))
                 return []
         doubts = [self._doubt(result.ticket) for result in results if result.status is PutStatus.IN_DOUBT]
         for doubt in doubts:
             await asyncio.shield(doubt)
-        return [index for index, result in zip(lent, results, strict=True) if result.status is PutStatus.STORED]
+        return [index for index, result in zip(good, results, strict=True) if result.status is PutStatus.STORED]
 
     def _doubt(self, ticket: Ticket | None) -> asyncio.Future[None]:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -201,7 +191,7 @@ class Fetches:
             tickets = list(self._doubts)
             began_s = time.monotonic()
             try:
-                over = await in_thread(partial(plane.settle, tickets, Deadline.after(_SETTLE_S)))
+                over = await self._workers.run(partial(plane.settle, tickets, Deadline.after(_SETTLE_S)))
             except BackendError as error:
                 logger.warning("p2p: what was sent cannot be settled: %s", error)
                 over = [False] * len(tickets)
@@ -210,6 +200,15 @@ class Fetches:
                     doubt.set_result(None)
             if self._doubts and not any(over):
                 await asyncio.sleep(max(0.05, began_s + 0.1 - time.monotonic()))
+
+
+def _is_sealed(borrowed: Borrowed) -> bool:
+    return getattr(borrowed.loan, "sealed", False)
+
+
+def _sealed(lent: Mapping[int, Borrowed]) -> dict[int, Borrowed]:
+    """Those that may be sent. Up to ms of work for each."""
+    return {index: borrowed for index, borrowed in lent.items() if borrowed.loan.seal()}
 
 
 def _batches(items: Sequence[Item], indexes: Sequence[int]) -> Iterator[list[int]]:

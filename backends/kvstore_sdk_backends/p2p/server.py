@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import zmq
 from kvstore_sdk.backend import BackendError, Deadline, RecordSource
 from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Sender
-from kvstore_sdk_backends.p2p.fetches import Fetches, in_thread
+from kvstore_sdk_backends.p2p.fetches import Fetches
 from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.leases import Leases
@@ -46,13 +45,14 @@ from kvstore_sdk_backends.p2p.messages import (
 from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session, Sessions
+from kvstore_sdk_backends.p2p.targets import Targets
 from kvstore_sdk_backends.p2p.waits import Waits
+from kvstore_sdk_backends.p2p.workers import Workers
 
 __all__ = ["Server"]
 
 logger = logging.getLogger(__name__)
 
-_ADMIT_S = 3.0
 _TARGETS = 2
 """Targets of one session that are being read or wait to be."""
 
@@ -87,7 +87,6 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._node = node
         self._sources = sources
-        self._plane = plane
         self._paths = tuple(paths) or (("nixl", "zmq") if plane is not None else ("zmq",))
         self._make_sender = make_sender
         self._limits = limits
@@ -96,13 +95,16 @@ class Server:
         self._sessions = Sessions(limits)
         self._leases = Leases(sources, limits)
         self._waits = Waits(self._leases.sizes, limits)
-        self._fetches = Fetches(self._leases, plane, limits, self._end)
+        # Two a session for transfers, and some for targets.
+        self._workers = Workers("kvstore-p2p-serving", limits.session_calls * limits.max_sessions + 8)
+        self._targets = Targets(plane, self._workers, limits, label) if plane is not None else None
+        self._fetches = Fetches(self._leases, plane, self._workers, limits, self._end)
         self._notices = Notices()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = asyncio.Event()
         self._closed = False
         self._taking = False
-        self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames", "fences"), 0)
+        self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames"), 0)
         if guard is not None:
             guard.lost = self._lost
         self._line = ControlLine(socket, self._read)
@@ -126,16 +128,18 @@ class Server:
             self._line.close()
             # Transfers over ZMQ are over now, in milliseconds.
             await self._finish(Deadline.after(self._limits.close_s / 2))
-            if self._fetches.unfinished():
-                await self._fence(until)
+            if self._leases.taken and self._targets is not None:
+                await self._targets.fence(until)
                 await self._finish(until)
         finally:
             # Also when this is cancelled: whoever closes the node takes the memory away next.
             self._leases.close()
+            self._workers.close()
 
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now. From any thread."""
         return self._counts | {
+            "fences": self._targets.fences if self._targets is not None else 0,
             "records_sent": self._fetches.records_sent,
             "bytes_sent": self._fetches.bytes_sent,
             "sessions_now": len(self._sessions),
@@ -266,25 +270,8 @@ class Server:
         if reason:
             logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
             self._put(session.identity, Goodbye())
-        if session.target is not None and self._plane is not None and not self._closed:
-            self._start(self._drop(session, self._plane))
-
-    async def _drop(self, session: Session, plane: Plane) -> None:
-        """Have the data plane forget a peer. What is on its way to it must end too, in bounded time."""
-        await in_thread(partial(plane.drop, session.id))
-        until = Deadline.after(self._limits.fence_after_s)
-        while session.fetching and not until.expired:
-            await asyncio.sleep(self._limits.fence_after_s / 100)
-        if session.fetching and not self._closed:
-            logger.warning("%s: transfers to %s do not end; the data plane is restarted", self._label, session.host)
-            await self._fence(Deadline.after(self._limits.fence_after_s))
-
-    async def _fence(self, until: Deadline) -> None:
-        if self._plane is not None:
-            self._counts["fences"] += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until.remaining_s()):
-                    await in_thread(self._plane.fence)
+        if session.target is not None and self._targets is not None and not self._closed:
+            self._start(self._targets.drop(session))
 
     # Questions.
 
@@ -318,35 +305,21 @@ class Server:
             self._send(session, result)
 
     def _target(self, session: Session, target: Target) -> None:
-        if session.path != "nixl" or self._plane is None:
+        if session.path != "nixl" or self._targets is None:
             self._refuse(session.identity, target.number, "path", "this session does not move data over nixl")
         elif session.targets_pending >= _TARGETS:
             self._refuse(session.identity, target.number, "busy", "earlier targets are still being read")
         else:
             session.targets_pending += 1
-            self._start(self._admit(session, self._plane, target))
+            self._start(self._admit(session, self._targets, target))
 
-    async def _admit(self, session: Session, plane: Plane, target: Target) -> None:
-        refusal: str | None = None
-        try:
-            async with session.targets:
-                session.target = None
-                until = Deadline.after(_ADMIT_S)
-                await in_thread(partial(plane.admit, session.id, target.agent, target.regions, until))
-                if session.ended:
-                    await in_thread(partial(plane.drop, session.id))
-                    return
-                session.target = target
-        except BackendError as error:
-            refusal = str(error)
-        finally:
-            session.targets_pending -= 1
+    async def _admit(self, session: Session, targets: Targets, target: Target) -> None:
+        refusal = await targets.admit(session, target)
         if session.ended:
             return
         if refusal is None:
             self._send(session, Ready(target.number))
         else:
-            logger.warning("%s: nixl does not reach %s: %s", self._label, session.host, refusal)
             self._refuse(session.identity, target.number, "path", refusal)
 
     # What goes out.
@@ -370,7 +343,7 @@ class Server:
             await self._waiting.wait()
             while len(self._waits):
                 began_s = time.monotonic()
-                self._waits.look(began_s)
+                self._safely(self._waits.look)
                 # However many wait, looking takes a tenth of the loop's time at most.
                 await asyncio.sleep(max(self._limits.wait_poll_s, 9 * (time.monotonic() - began_s)))
             self._waiting.clear()
@@ -378,7 +351,14 @@ class Server:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._limits.lease_s / 10))
-            self._leases.expire(time.monotonic())
+            self._safely(self._leases.expire)
+
+    def _safely(self, step: Callable[[float], None]) -> None:
+        try:
+            step(time.monotonic())
+        except Exception:
+            # Of a source, which raises nothing by its contract; the next look may do better.
+            logger.exception("%s: records could not be looked at", self._label)
 
     def _start(self, step: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(step)

@@ -57,12 +57,11 @@ class Asker:
 
     async def answer(self, number: int, kind: type[M]) -> M:
         """The answer to a question, which must be of that kind."""
-        while True:
-            message = await self.receive()
-            if getattr(message, "number", 0) == number:
-                assert isinstance(message, kind), message
-                return message
-            self.unasked.append(message)
+        while (message := next((one for one in self.unasked if getattr(one, "number", 0) == number), None)) is None:
+            self.unasked.append(await self.receive())
+        self.unasked.remove(message)
+        assert isinstance(message, kind), message
+        return message
 
     async def ask(self, message: Any, kind: type[M]) -> M:
         """Send a question under a number of its own, and return its answer."""

@@ -1,0 +1,75 @@
+"""Which peers the data plane may write to, and the end of what is written to those that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+
+from kvstore_sdk.backend import BackendError, Deadline
+from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import Target
+from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk_backends.p2p.sessions import Session
+from kvstore_sdk_backends.p2p.workers import Workers
+
+__all__ = ["Targets"]
+
+logger = logging.getLogger(__name__)
+
+_ADMIT_S = 3.0
+
+
+class Targets:
+    """The data plane, as far as sessions begin and end there.
+
+    Attributes:
+        fences: How often it was restarted to end transfers.
+    """
+
+    def __init__(self, plane: Plane, workers: Workers, limits: Limits, label: str) -> None:
+        """`label`: of the node, in the log."""
+        self.fences = 0
+        self._plane = plane
+        self._workers = workers
+        self._limits = limits
+        self._label = label
+
+    async def admit(self, session: Session, target: Target) -> str | None:
+        """Let the data plane write to what a peer named, one Target after the other. Returns what is wrong with it.
+
+        While it is read, and where it cannot be, nothing is written. Whoever calls this counted it as one of `targets_pending`.
+        """
+        try:
+            async with session.targets:
+                session.target = None
+                admit = partial(self._plane.admit, session.id, target.agent, target.regions, Deadline.after(_ADMIT_S))
+                await self._workers.run(admit)
+                if session.ended:
+                    await self._workers.run(partial(self._plane.drop, session.id))
+                else:
+                    session.target = target
+        except BackendError as error:
+            logger.warning("%s: nixl does not reach %s: %s", self._label, session.host, error)
+            return str(error)
+        finally:
+            session.targets_pending -= 1
+        return None
+
+    async def drop(self, session: Session) -> None:
+        """Have the data plane forget a peer whose session ended. What is on its way to it ends by itself, or is ended."""
+        await self._workers.run(partial(self._plane.drop, session.id))
+        until = Deadline.after(self._limits.fence_after_s)
+        while session.fetching and not until.expired:
+            await asyncio.sleep(self._limits.fence_after_s / 100)
+        if session.fetching:
+            logger.warning("%s: transfers to %s do not end; the data plane is restarted", self._label, session.host)
+            await self.fence(Deadline.after(self._limits.fence_after_s))
+
+    async def fence(self, until: Deadline) -> None:
+        """Restart the data plane: whatever it was about to read or write, it does not."""
+        self.fences += 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until.remaining_s()):
+                await self._workers.run(self._plane.fence)
