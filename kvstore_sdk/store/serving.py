@@ -237,8 +237,7 @@ class Serving:
             if source.place not in off:
                 source.resume(namespace)
 
-    def take_in(self) -> int:
-        """Let go what was given back. Returns how much is lent still."""
+    def take_in(self) -> None:
+        """Let go what was given back."""
         for source in self.sources:
             source.take_in()
-        return self.lent

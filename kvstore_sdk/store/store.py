@@ -146,8 +146,7 @@ class TieredStore:
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._look = self._lookups.lookup
         self._get = host.get
-        self._closed = False
-        self._is_free = True
+        self._closed, self._is_free = False, True
         self._serving = Serving()
         declare_gauges(self.metrics, host, self._holds, self._promotions, self._cascades, self._serving)
         self._holds.now_s = time.monotonic()
@@ -369,8 +368,8 @@ class TieredStore:
         ended = self._cascades.join(_SEAL_S)
         with self._lock:
             closed = self._lower_tiers.close()
-            lent = self._serving.take_in()
-            self._is_free = closed and ended and not lent
+            self._serving.take_in()
+            self._is_free = closed and ended and not self._serving.lent
             if not self._is_free:
                 logger.warning("%s: closed, while a tier may still touch or lend host memory: it has to stay mapped", self.name)
             return self._is_free
@@ -378,7 +377,8 @@ class TieredStore:
     # Inside.
 
     def _poll(self) -> None:
-        self._serving.take_in()
+        if self._serving.sources:
+            self._serving.take_in()
         self._lookups.expire(time.monotonic())
         self._lower_tiers.poll()
 

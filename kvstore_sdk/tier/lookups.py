@@ -149,10 +149,12 @@ class LookupTable:
 
     def expire(self) -> None:
         """Give up the probes that have waited too long, so that those nobody looks up again do not pile up."""
-        self._expire(self._probes, self._timeout_s)
-        for asker in self._askers.values():
-            if asker.probes:
-                self._expire(asker.probes, patience_s(self._timeout_s, asker.hint))
+        if self._probes:
+            self._expire(self._probes, self._timeout_s)
+        if self._askers:
+            for asker in self._askers.values():
+                if asker.probes:
+                    self._expire(asker.probes, patience_s(self._timeout_s, asker.hint))
 
     def take_unsent(self) -> list[list[Probe]]:
         """The probes that nobody was asked about yet, one list a request; with a hint or without, all of a list."""
@@ -281,9 +283,8 @@ class LookupTable:
             self.misses += 1
             return False
         now = self._clock()
-        asker = self._askers.get(request_id) if self._askers else None
-        probes, timeout_s = self._probes, self._timeout_s
-        if asker is not None:
+        probes, timeout_s, asker = self._probes, self._timeout_s, None
+        if self._askers and (asker := self._askers.get(request_id)) is not None:
             probes, timeout_s = asker.probes, patience_s(timeout_s, asker.hint)
             asker.since_s = min(asker.since_s, now)
         probe = probes.get(key)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from conftest import NewStand
 from store_bench import LIMIT_S, Stand, Wide, key, keys
 
 from kvstore_sdk.backend import Backend, Deadline, Failure, Hint
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.memory import open_memory
+
+NewStand = Callable[..., Stand]
 
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import NewStand
 from serving_backend import Serving
 from store_bench import LIMIT_S, Stand, Wide, key, keys, payload
 
@@ -19,6 +19,8 @@ from kvstore_sdk.store import serving as module
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang, Raise
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.memory import open_memory
+
+NewStand = Callable[..., Stand]
 
 
 class ReadOnly(Serving):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from asked_peer import AskedPeer
-from conftest import NewEngine
 from tier_bench import LIMIT_S, PATIENT, Engine, identity, key, keys
 
 from kvstore_sdk.backend import ConfigError, Hint, UnavailableError
@@ -19,6 +18,8 @@ from kvstore_sdk.tier import Lookup
 from kvstore_sdk.tier.hints import Waits
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk_backends.memory import open_memory
+
+NewEngine = Callable[..., Engine]
 
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
 
