@@ -326,9 +326,9 @@ class Link:
                 if question is None:
                     self.end(f"sent a {type(message).__name__} that answers no question")
                 elif type(message) is not question.wanted:
-                    self.end(f"answered with a {type(message).__name__}, asked was for a {question.wanted.__name__}")
+                    _fail(question, self.end(f"answered with a {type(message).__name__}, asked was for a {question.wanted.__name__}"))
                 elif _count(message) != question.count:
-                    self.end(f"answered {question.count} questions with {_count(message)} answers")
+                    _fail(question, self.end(f"answered {question.count} questions with {_count(message)} answers"))
                 else:
                     self.answered += 1
                     if not question.answer.done():
