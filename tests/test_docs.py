@@ -145,7 +145,7 @@ def test_the_tables_of_options_and_metrics_are_those_of_the_code() -> None:
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     page = tables.PAGE.read_text()
-    assert page.count("<!-- options: ") == 9
+    assert page.count("<!-- options: ") == 10
     shown = (COUNTERS, GAUGES, HISTOGRAMS, store.COUNTERS, store.GAUGES, store.HISTOGRAMS, HOST_COUNTERS, HOST_GAUGES)
     assert page.count("| `vllm:kvstore_") == sum(map(len, shown))
     assert page == tables.rewritten(page), "run: make docs"
