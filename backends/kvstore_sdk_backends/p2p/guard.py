@@ -113,6 +113,10 @@ class Guard:
         # The descriptor tells of changes alone: what is left has to be asked for.
         self._loop.call_soon(self.look)
 
+    def knows(self, frame: zmq.Frame) -> bool:
+        """Whether the connection that `frame` came over is still there, after a `look`."""
+        return _descriptor_of(frame) in self._open
+
     def welcome(self, frame: zmq.Frame) -> None:
         """The connection that `frame` came over has a session, and stays."""
         if (connection := self._open.get(_descriptor_of(frame))) is not None:
