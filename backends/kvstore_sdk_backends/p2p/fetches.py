@@ -40,13 +40,16 @@ class Fetches:
         self._workers = workers
         self._limits = limits
         self._lost = lost
-        self._doubts: dict[Ticket, asyncio.Future[None]] = {}
+        self._doubts: dict[Ticket, asyncio.Future[bool]] = {}
         self._settling: asyncio.Task[None] | None = None
         self.records_sent = 0
         self.bytes_sent = 0
 
     async def run(self, session: Session, fetch: Fetch) -> Result:
-        """Move what is asked for. Returns when the transport is over with every item, which may be long after the deadline."""
+        """Move what is asked for. Returns when the transport is over with every item, which may be long after the deadline.
+
+        Where nobody can say that nothing more lands at the peer, the session has ended by then, and the result is not to be sent.
+        """
         deadline = Deadline.after(min(fetch.deadline_ms / 1000, self._limits.max_fetch_s))
         statuses: list[Status] = [(FAILED, 0)] * len(fetch.items)
         # What is not there as it is asked for must not take room: its size is whatever the peer says.
@@ -170,14 +173,19 @@ class Fetches:
                 self._lost(session, str(error))
                 return []
         doubts = [self._doubt(result.ticket) for result in results if result.status is PutStatus.IN_DOUBT]
+        sure = all(result.status is not PutStatus.UNKNOWN for result in results)
         for doubt in doubts:
-            await asyncio.shield(doubt)
+            sure = await asyncio.shield(doubt) and sure
+        if not sure:
+            # What UCX has handed to the kernel lands whatever becomes of the transfer, and of the process that began it.
+            self._lost(session, "a transfer to it broke off")
         return [index for index, result in zip(good, results, strict=True) if result.status is PutStatus.STORED]
 
-    def _doubt(self, ticket: Ticket | None) -> asyncio.Future[None]:
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _doubt(self, ticket: Ticket | None) -> asyncio.Future[bool]:
+        """Done when nothing reads the piece any more; then whether it landed."""
+        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if ticket is None:
-            over.set_result(None)
+            over.set_result(False)
             return over
         self._doubts[ticket] = over
         if self._settling is None or self._settling.done():
@@ -197,7 +205,7 @@ class Fetches:
                 over = [False] * len(tickets)
             for ticket, is_over in zip(tickets, over, strict=True):
                 if is_over and not (doubt := self._doubts.pop(ticket)).done():
-                    doubt.set_result(None)
+                    doubt.set_result(False)
             if self._doubts and not any(over):
                 await asyncio.sleep(max(0.05, began_s + 0.1 - time.monotonic()))
 

@@ -18,7 +18,7 @@ class FakePlane:
     """What is sent lands at once, is held until `free`, or is in doubt until it is settled.
 
     Attributes:
-        mode: "land", "hold", "doubt", or an error that `send` raises.
+        mode: "land", "hold", "doubt", "unknown", or an error that `send` raises.
         admitted: Agent and regions of each session.
         sent: Records and addresses, as they were sent.
         free: What is held lands.
@@ -61,6 +61,8 @@ class FakePlane:
                 tickets = [next(self._tickets) for _ in pieces]
                 self._doubts.update(tickets)
                 return [PutResult(PutStatus.IN_DOUBT, ticket=ticket) for ticket in tickets]
+            if self.mode == "unknown":
+                return [PutResult(PutStatus.UNKNOWN) for _ in pieces]
             self.sent += [(bytes(buffer.view), address) for buffer, address in pieces]
         return [PutResult(PutStatus.STORED) for _ in pieces]
 
