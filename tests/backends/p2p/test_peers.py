@@ -1,0 +1,262 @@
+"""Who is asked: what an operator listed, by whatever addresses its names have now, and whom a request named, if that may be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+from p2p_scripted import FakeLink
+
+from kvstore_sdk_backends.p2p import peers as peers_module
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.link import PeerRefusedError
+from kvstore_sdk_backends.p2p.peers import Peers
+
+LIMIT_S = 20.0
+
+
+def at(number: int, port: int = 7400) -> Address:
+    return Address(f"10.0.0.{number}", port)
+
+
+NAME = Address("kv.example", 7400)
+
+
+class World:
+    """Names and what they stand for, and who is where.
+
+    Attributes:
+        names: What looking a name up finds; what is no address is raised.
+        connected: Where sessions were begun.
+        itself: Addresses of this node.
+    """
+
+    def __init__(self, **names: Iterable[Address] | OSError) -> None:
+        self.names: dict[str, Iterable[Address] | OSError] = {name.replace("_", "."): found for name, found in names.items()}
+        self.connected: list[Address] = []
+        self.itself: set[Address] = set()
+        self.lookups = 0
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def lookup(self, address: Address) -> Iterable[Address]:
+        self.lookups += 1
+        assert self.hold.wait(LIMIT_S)
+        found = self.names[address.host]
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    async def connect(self, address: Address) -> Any:
+        self.connected.append(address)
+        if address in self.itself:
+            raise PeerRefusedError(f"p2p peer {address}: refuses (self): it is you", "self")
+        return FakeLink(lambda question: None)
+
+    def peers(self, *listed: Address, **options: Any) -> Peers:
+        chosen: dict[str, Any] = {"max_peers": 8, "resolve_s": 0.02, "may_connect": lambda address: True, "lookup": self.lookup}
+        return Peers(listed, self.connect, **(chosen | options))
+
+
+def run(step: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(step, 60))
+
+
+def soon() -> float:
+    return time.monotonic() + LIMIT_S
+
+
+async def until(condition: Callable[[], object]) -> None:
+    end_s = soon()
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.002)
+
+
+async def live(peers: Peers) -> set[Address]:
+    return {peer.address for peer in await peers.live(soon())}
+
+
+def test_all_addresses_of_a_name_are_peers_and_follow_it() -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1), at(2)])
+        peers = world.peers(NAME, at(9))
+        assert await live(peers) == {at(1), at(2), at(9)}
+        first = {peer.address: peer for peer in peers.all()}
+        world.names["kv.example"] = [at(2), at(3)]
+        await until(lambda: {peer.address for peer in peers.all()} == {at(2), at(3), at(9)})
+        # Whoever stayed kept its session.
+        await until(lambda: len(world.connected) >= 4)
+        assert world.connected.count(at(2)) == 1
+        assert first[at(1)].state.value == "closed"
+        peers.close("over")
+
+    run(steps())
+
+
+def test_a_name_that_does_not_resolve_is_said_once_and_what_it_stood_for_goes_on_being_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1)])
+        peers = world.peers(NAME)
+        assert await live(peers) == {at(1)}
+        world.names["kv.example"] = OSError("no such host")
+        before = world.lookups
+        await until(lambda: world.lookups > before + 5)
+        assert await live(peers) == {at(1)}
+        world.names["kv.example"] = [at(2)]
+        await until(lambda: {peer.address for peer in peers.all()} == {at(2)})
+        peers.close("over")
+
+    with caplog.at_level(logging.WARNING):
+        run(steps())
+    assert [record.getMessage() for record in caplog.records] == [
+        "p2p: kv.example:7400, of peers, does not resolve: no such host; it is looked up again every 0.02 s"
+    ]
+
+
+def test_a_resolver_that_hangs_delays_for_a_bounded_time_and_is_asked_once() -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1)])
+        world.hold.clear()
+        peers = world.peers(NAME, at(9))
+        began_s = time.monotonic()
+        assert {peer.address for peer in await peers.live(time.monotonic() + 0.05)} == {at(9)}
+        assert time.monotonic() - began_s < LIMIT_S
+        await asyncio.sleep(0.1)
+        assert world.lookups == 1
+        world.hold.set()
+        await until(lambda: len(peers.all()) == 2)
+        peers.close("over")
+
+    run(steps())
+
+
+def test_no_more_than_so_many_are_asked_and_the_listed_come_first(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps() -> None:
+        world = World()
+        peers = world.peers(*(at(number) for number in range(1, 6)), max_peers=4)
+        assert await live(peers) == {at(number) for number in range(1, 5)}
+        assert await peers.named(at(50), soon()) == []
+        peers.close("over")
+
+    with caplog.at_level(logging.WARNING):
+        run(steps())
+    assert [record.getMessage() for record in caplog.records] == [
+        "p2p: peers are more than max_peers 4 addresses; those beyond are not asked",
+        "p2p: more than max_peers 4 peers are in use; others that requests name are not asked",
+    ]
+
+
+def test_whom_a_request_names_is_asked_for_that_request_alone_and_gives_way_to_others() -> None:
+    async def steps() -> None:
+        world = World()
+        peers = world.peers(at(1), max_peers=3)
+        for number in range(10, 30):
+            [peer] = await peers.named(at(number), soon())
+            assert peer.address == at(number)
+            await peer.ready(soon())
+            assert await live(peers) == {at(1)}
+            assert len(peers.all()) <= 3
+        # One that a request named and an operator listed is one peer.
+        [peer] = await peers.named(at(1), soon())
+        assert peer in await peers.live(soon())
+        assert world.connected.count(at(1)) == 1
+        peers.close("over")
+
+    run(steps())
+
+
+def test_a_name_in_a_request_is_looked_up_once_in_a_while() -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(4), at(5)], gone_example=OSError("no such host"))
+        peers = world.peers(resolve_s=60.0)
+        for _ in range(5):
+            assert {peer.address for peer in await peers.named(NAME, soon())} == {at(4), at(5)}
+            assert await peers.named(Address("gone.example", 1), soon()) == []
+        assert world.lookups == 2
+        peers.close("over")
+
+    run(steps())
+
+
+def test_where_nobody_may_connect_to_nobody_does(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1)])
+        peers = world.peers(at(2), NAME, may_connect=lambda address: False)
+        assert await live(peers) == set()
+        assert await peers.named(at(3), soon()) == []
+        assert await peers.named(NAME, soon()) == []
+        await asyncio.sleep(0.05)
+        assert world.connected == []
+        peers.close("over")
+
+    with caplog.at_level(logging.WARNING):
+        run(steps())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(set(said)) == 4
+    assert all("is not on loopback: that needs key_file, or insecure=true" in line for line in said)
+
+
+def test_this_node_itself_is_nobody_to_ask() -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1)])
+        world.itself = {at(1)}
+        peers = world.peers(NAME)
+        await peers.live(soon())
+        await until(lambda: peers.alone)
+        assert await peers.live(soon()) == []
+        world.names["kv.example"] = [at(1), at(2)]
+        await until(lambda: not peers.alone)
+        await until(lambda: at(2) in world.connected)
+        assert await live(peers) == {at(2)}
+        peers.close("over")
+
+    run(steps())
+
+
+def test_without_a_list_there_is_nobody_to_ask() -> None:
+    assert World().peers().alone
+    assert not World().peers(at(1)).alone
+
+
+def test_those_that_nobody_names_any_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "IDLE_S", 0.04)
+
+    async def steps() -> None:
+        peers = World().peers(at(1))
+        await peers.named(at(7), soon())
+        assert len(peers.all()) == 2
+        await until(lambda: [peer.address for peer in peers.all()] == [at(1)])
+        peers.close("over")
+
+    run(steps())
+
+
+def test_who_had_a_record_last_is_asked_first() -> None:
+    async def steps() -> None:
+        peers = World().peers(at(1), at(2), at(3))
+        first = await peers.live(soon())
+        first[2].hit_s = 5.0
+        assert (await peers.live(soon()))[0] is first[2]
+        peers.close("over")
+
+    run(steps())
+
+
+def test_after_closing_nobody_is_connected_to() -> None:
+    async def steps() -> None:
+        world = World(kv_example=[at(1)])
+        peers = world.peers(NAME, at(2))
+        await peers.live(soon())
+        peers.close("over")
+        before = len(world.connected), world.lookups
+        assert await peers.named(at(3), soon()) == []
+        await asyncio.sleep(0.1)
+        assert (len(world.connected), world.lookups) == before
+
+    run(steps())
