@@ -219,6 +219,9 @@ class Server:
         # What is known of connections that ended, before one is taken for another that got its descriptor.
         if self._guard is not None:
             self._guard.look()
+            if not self._guard.knows(frame):
+                # It is gone, and has been said to be: nothing would end a session with it.
+                return
         if (refusal := why_unfit(hello, self._node, self._sources, self._paths)) is not None:
             code, text = refusal
             if code != "self" and (unsaid := self._notices.due((host, code))) is not None:

@@ -177,6 +177,30 @@ def test_a_session_ends_with_its_connection() -> None:
     run(test)
 
 
+def test_who_says_hello_and_goes_leaves_no_session() -> None:
+    """Also where it is gone before its Hello is read."""
+
+    async def test() -> None:
+        async with serving() as s:
+            for number in range(60):
+                asker = s.asker()
+                await asker.send(encode(dataclasses.replace(hello(asker), number=1)))
+                if number % 2:
+                    # The loop, and the server with it, stands still while the connection comes and goes.
+                    time.sleep(0.01)
+                else:
+                    await asyncio.sleep(0.002)
+                asker.close()
+                if number % 2:
+                    time.sleep(0.01)
+            await until(lambda: not s.guard.connections)
+            await until(lambda: not s.counts["sessions_now"])
+            assert all(sender.closed for sender in s.senders)
+            assert await s.asker().hello()
+
+    run(test)
+
+
 def test_leases_end_by_release_goodbye_and_time() -> None:
     """LEAK-02"""
 
