@@ -34,5 +34,7 @@ def start_node() -> Iterator[Callable[..., NodeProcess]]:
         return started[-1]
 
     yield start
-    for node in started:
+    for number, node in enumerate(started):
+        # Shown with a test that failed.
+        sys.stdout.write(f"--- log of node {number}, pid {node.pid}\n{node.log()}\n")
         node.end()

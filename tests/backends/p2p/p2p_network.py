@@ -46,9 +46,10 @@ class Machine:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        # UCX looks devices up in /sys, which shows those of the network that it was mounted in.
+        hold = "mount -t sysfs sysfs /sys && echo && exec cat"
+        command = ["unshare", "--net", "--mount", "sh", "-c", hold]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"\n":
             _, why = self._holder.communicate(timeout=LIMIT_S)
@@ -62,7 +63,7 @@ class Machine:
 
     def enter(self, command: Sequence[str]) -> list[str]:
         """The command that runs `command` here, in the same process."""
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *command]
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", f"--mount=/proc/{self.pid}/ns/mnt", f"--wdns={os.getcwd()}", "--", *command]
 
     def run(self, *command: str) -> str:
         return run(*self.enter(command))

@@ -112,6 +112,11 @@ class NodeProcess:
         self.address = self.ask("open", target=target, options=options, slots=slots, slot_bytes=slot_bytes)["address"]
         return self.address
 
+    def lent(self) -> int:
+        """Records that it keeps where they are for its peers: found for them, or on their way."""
+        stats = self.ask("stats")
+        return int(stats["served_leases_now"] + stats["served_sending_now"])
+
     def pause(self) -> None:
         """SIGSTOP of all of it: nothing of it runs when this returns."""
         for pid in self.family:

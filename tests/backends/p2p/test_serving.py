@@ -1,0 +1,84 @@
+"""What a node serves does not wait for its engine, and stays lent no longer than somebody may want it; and a node ends."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from p2p_nodes import LATE_S, LIMIT_S, NodeProcess, loads_all, names, wait_for
+
+SIZE = 1 << 20
+
+Start = Callable[..., NodeProcess]
+
+
+def test_look_ups_and_loads_are_answered_while_the_engine_computes(start_node: Start) -> None:
+    """LIV-06: the step ends after the answers, not before."""
+    owner, asker = start_node(), start_node()
+    wanted = names("a", 8)
+    owner.open(data="zmq", serve_bytes=64 << 20)
+    owner.ask("put", names=wanted, size=SIZE)
+    asker.open(data="zmq", peers=owner.address)
+    wait_for(lambda: loads_all(asker, wanted, SIZE))
+    step = owner.begin("compute", most_s=50.0)
+    for number in range(20):
+        # Names that were not asked for before, so that nothing is remembered of them.
+        asked = asker.ask("exists", names=[wanted[number % 8], f"v1/test/b-{number}"], timeout_s=5.0)
+        assert asked["answers"] == [True, False]
+    assert loads_all(asker, wanted, SIZE)
+    assert not step.done()
+    owner.ask("stop")
+    step.result(60.0)
+
+
+def test_what_was_looked_up_and_never_loaded_is_not_kept(start_node: Start) -> None:
+    """LEAK-02: after the lease its room is another record's."""
+    owner, asker = start_node(), start_node()
+    old, new = names("old", 8), names("new", 8)
+    owner.open(data="zmq", serve_bytes=8 * SIZE + (64 << 10), lease_s=1.0, slots=16)
+    assert owner.ask("put", names=old, size=SIZE) == ["STORED"] * 8
+    asker.open(data="zmq", peers=owner.address)
+    wait_for(lambda: asker.ask("exists", names=old)["answers"] == [True] * 8)
+    wait_for(lambda: owner.lent() == 0)
+    assert owner.ask("put", names=new, size=SIZE) == ["STORED"] * 8
+    wait_for(lambda: asker.ask("exists", names=new)["answers"] == [True] * 8)
+
+
+def test_what_a_dead_peer_had_looked_up_is_not_kept(start_node: Start) -> None:
+    """LEAK-02: however long the lease."""
+    owner, asker = start_node(), start_node()
+    old = names("old", 8)
+    owner.open(data="zmq", serve_bytes=16 * SIZE, lease_s=300.0)
+    assert owner.ask("put", names=old, size=SIZE) == ["STORED"] * 8
+    asker.open(data="zmq", peers=owner.address)
+    wait_for(lambda: asker.ask("exists", names=old)["answers"] == [True] * 8)
+    assert owner.lent() == 8
+    asker.kill()
+    wait_for(lambda: owner.lent() == 0)
+
+
+def test_loads_from_a_dead_peer_keep_neither_node_nor_process(start_node: Start) -> None:
+    """LEAK-07"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        node = start_node()
+        node.open(data="zmq", peers=f"127.0.0.1:{silent.getsockname()[1]}", serve_bytes=8 << 20)
+        waiting = [node.begin("get", names=names(f"a{number}", 1), size=SIZE, timeout_s=50.0) for number in range(10)]
+        waiting += [node.begin("exists", names=names(f"b{number}", 1), timeout_s=50.0) for number in range(10)]
+        assert node.ask("close") < LATE_S
+        for one in waiting:
+            assert one.result(LIMIT_S)
+        assert node.end() == 0
+
+
+def test_a_process_that_never_closed_its_node_ends(start_node: Start) -> None:
+    """LEAK-07: with a peer that is paused, and messages to it that were not sent."""
+    owner, node = start_node(), start_node()
+    owner.open(data="zmq", serve_bytes=32 << 20)
+    owner.ask("put", names=names("a", 16), size=SIZE)
+    node.open(data="zmq", peers=owner.address)
+    wait_for(lambda: loads_all(node, names("a", 16), SIZE))
+    owner.pause()
+    waiting = [node.begin("get", names=names("a", 16), size=SIZE, timeout_s=50.0) for _ in range(4)]
+    node.ask("never_close")
+    assert not any(one.done() for one in waiting)
+    assert node.end() == 0
