@@ -29,7 +29,7 @@ SESSION_S = 5.0
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
 _EVENT = struct.Struct("=HI")
 _SWEEP_S = 0.5
-_TURN = 256
+_TURN = 2048
 """Events that are read before the loop does something else."""
 
 

@@ -149,6 +149,16 @@ def test_off_loopback_it_listens_where_it_was_told_to(open_node: Callable[..., A
     assert {host for _, host, _ in opened} == {"127.0.0.2"}
 
 
+def test_over_ipv6_it_listens_and_serves_on_loopback_alone(open_node: Callable[..., Any]) -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this kernel has no IPv6")
+    before = listening()
+    owner = open_node("[::1]:0", serve_bytes=1 << 20, data="zmq")
+    asker = open_node("[::1]:0", peers=str(owner.address), data="zmq")
+    move_a_record(owner, asker)
+    assert {host for _, host, _ in listening() - before} == {"::1"}
+
+
 def test_data_sockets_keep_to_the_ports_they_were_given(open_node: Callable[..., Any]) -> None:
     first = 20_000 + os.getpid() % 20_000
     ports = range(first, first + 64)
