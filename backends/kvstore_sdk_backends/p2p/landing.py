@@ -118,6 +118,8 @@ class Landing:
                 if telling is None:
                     link.on_end(lambda: self._forget(link))
                 telling = self._telling[link] = asyncio.ensure_future(self._tell_once(link))
+                # Where nobody waits any more, nothing is to be said of its failure.
+                telling.add_done_callback(lambda told: told.cancelled() or told.exception())
             await asyncio.wait({telling}, timeout=max(0.0, until_s - time.monotonic()))
             if not telling.done():
                 raise TimedOutError(f"p2p peer {link.address}: does not know in time where to write")

@@ -1,0 +1,308 @@
+"""Loads over NIXL: where peers may write, that they are told, and what is in doubt when they do not say that they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import pytest
+from p2p_scripted import FakeLink, numbers
+
+from kvstore_sdk.backend import Get, Region, TimedOutError, UnavailableError
+from kvstore_sdk_backends.p2p import doubts as doubts_module
+from kvstore_sdk_backends.p2p import landing as landing_module
+from kvstore_sdk_backends.p2p.doubts import Doubts, LandingDoubt
+from kvstore_sdk_backends.p2p.landing import InDoubtError, Landing
+from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
+from kvstore_sdk_backends.p2p.messages import BUSY, FOUND, Fetch, Ready, Result, Target
+from kvstore_sdk_backends.p2p.plane import Plane
+
+LIMIT_S = 20.0
+BASE = 1 << 40
+
+
+class FakePlane:
+    """A data plane without a child: generations, regions, and how often it was told to expect something."""
+
+    def __init__(self) -> None:
+        self.generation = 1
+        self.regions: list[Region] = []
+        self.fences = self.targets = self.expected = 0
+
+    def add_region(self, region: Region) -> None:
+        self.regions.append(region)
+
+    def remove_region(self, region: Region) -> None:
+        self.regions.remove(region)
+
+    def target(self) -> Any:
+        self.targets += 1
+        regions = [(region, BASE * (place + 1), region.size_bytes) for place, region in enumerate(self.regions)]
+        return (self.generation, b"agent", regions) if self.generation else None
+
+    def expect(self, until_s: float) -> None:
+        self.expected += 1
+
+    def fence(self) -> None:
+        self.fences += 1
+        self.generation += 1
+
+
+class Asker:
+    """A landing over a fake plane, with one region, and a peer that answers Targets, and Fetches as told."""
+
+    def __init__(self, region: Region, fetched: Callable[[Fetch], Any]) -> None:
+        self.region = region
+        self.plane = FakePlane()
+        self.doubts = Doubts(self.plane)
+        self.landing = Landing(cast(Plane, self.plane), self.doubts)
+        self.landing.add_region(region)
+        self.opened: list[LandingDoubt] = []
+        self.ready: Callable[[Target], Any] = lambda question: Ready(question.number)
+        self.link = FakeLink(lambda question: self.ready(question) if isinstance(question, Target) else fetched(question))
+
+    async def fetch(self, *names: str, limit_s: float = LIMIT_S, link: FakeLink | None = None) -> Result:
+        gets = [Get(name, (self.region.buffer(4096 * place, 100),)) for place, name in enumerate(names)]
+        return await self.landing.fetch(cast(Link, link or self.link), gets, time.monotonic() + limit_s, self.opened)
+
+    @property
+    def targets(self) -> list[Target]:
+        return [message for message in self.link.asked if isinstance(message, Target)]
+
+
+@pytest.fixture
+def region() -> Iterator[Region]:
+    made = Region(1 << 16)
+    yield made
+    made.close()
+
+
+def run(step: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(step, 60))
+
+
+def found(fetch: Fetch) -> Result:
+    return Result(fetch.number, ((FOUND, 100),) * len(fetch.items))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.005)
+
+
+def test_a_peer_is_told_once_where_to_write_and_then_what(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, found)
+        for _ in range(3):
+            assert (await asker.fetch("a", "b")).statuses == ((FOUND, 100), (FOUND, 100))
+        [target] = asker.targets
+        assert (target.generation, target.agent, target.regions) == (1, b"agent", ((BASE, region.size_bytes),))
+        fetch = asker.link.asked[-1]
+        assert (fetch.generation, fetch.items) == (1, (("a", 100, 0, 0), ("b", 100, 0, 4096)))
+        assert asker.plane.targets == 1
+        assert asker.plane.expected > 0
+        assert all(doubt.over for doubt in asker.opened)
+
+    run(steps())
+
+
+def test_it_is_told_anew_when_that_has_changed(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, found)
+        await asker.fetch("a")
+        other = Region(4096)
+        asker.landing.add_region(other)
+        await asker.fetch("a")
+        assert len(asker.targets[-1].regions) == 2
+        asker.plane.generation = 5
+        await asker.fetch("a")
+        assert asker.targets[-1].generation == asker.link.asked[-1].generation == 5
+        asker.landing.remove_region(other)
+        await asker.fetch("a")
+        assert len(asker.targets) == 4
+        other.close()
+
+    run(steps())
+
+
+def test_many_that_load_at_once_tell_it_once(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, found)
+        await asyncio.gather(*(asker.fetch("a") for _ in range(16)))
+        assert len(asker.targets) == 1
+        assert numbers(asker.link.asked, Fetch) == 16
+        # Another session is told for itself.
+        other = FakeLink(lambda question: Ready(question.number) if isinstance(question, Target) else found(question))
+        await asker.fetch("a", link=other)
+        assert numbers(other.asked, Target) == 1
+
+    run(steps())
+
+
+def test_a_peer_that_is_slow_to_take_it_is_waited_for_until_the_deadline_and_not_told_twice(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, found)
+        asker.ready = lambda question: None
+        with pytest.raises(TimedOutError, match="does not know in time where to write"):
+            await asker.fetch("a", limit_s=0.05)
+        asker.link._waiting[0].set_result(Ready(1))
+        await asker.fetch("a")
+        assert len(asker.targets) == 1
+        assert numbers(asker.link.asked, Fetch) == 1
+        assert asker.doubts.late_bytes == 0
+
+    run(steps())
+
+
+def test_without_an_answer_by_the_deadline_it_is_in_doubt_until_there_is_one(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        began_s = time.monotonic()
+        with pytest.raises(InDoubtError, match="has not finished a load in time") as caught:
+            await asker.fetch("a", limit_s=0.05)
+        assert time.monotonic() - began_s < LIMIT_S
+        doubt = caught.value.doubt
+        assert not doubt.over
+        assert asker.doubts.late_bytes == 100
+        assert asker.plane.fences == 0
+        fetch = asker.link.asked[-1]
+        asker.link.late[fetch.number](found(fetch))
+        assert doubt.over
+        assert asker.doubts.late_bytes == 0
+
+    run(steps())
+
+
+def test_the_end_of_the_session_leaves_it_in_doubt_until_the_child_is_gone(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LIV-04: at once, and not at the deadline."""
+    monkeypatch.setattr(doubts_module, "FENCE_AFTER_S", 0.3)
+
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        loading = asyncio.ensure_future(asker.fetch("a", limit_s=3600))
+        await until(lambda: numbers(asker.link.asked, Fetch))
+        asker.link.end("the connection is lost")
+        with pytest.raises(InDoubtError, match="the connection is lost") as caught:
+            await asyncio.wait_for(loading, LIMIT_S)
+        assert not caught.value.doubt.over
+        assert asker.plane.fences == 0
+        await until(lambda: caught.value.doubt.over)
+        assert asker.plane.fences == 1
+
+    run(steps())
+
+
+def test_what_was_under_way_when_the_child_ended_is_a_failure_and_not_in_doubt(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        loading = asyncio.ensure_future(asker.fetch("a", limit_s=3600))
+        await until(lambda: numbers(asker.link.asked, Fetch))
+        asker.plane.generation = 0
+        with pytest.raises(UnavailableError) as caught:
+            await asyncio.wait_for(loading, LIMIT_S)
+        assert not isinstance(caught.value, InDoubtError)
+        with pytest.raises(UnavailableError, match="is being restarted"):
+            await asker.fetch("a")
+
+    run(steps())
+
+
+def test_what_the_peer_did_not_begin_is_not_in_doubt(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: PeerRefusedError("p2p peer x: refuses (busy): too much", "busy"))
+        with pytest.raises(UnavailableError, match="too much") as caught:
+            await asker.fetch("a")
+        assert not isinstance(caught.value, InDoubtError)
+        assert all(doubt.over for doubt in asker.opened)
+
+    run(steps())
+
+
+def test_what_was_never_sent_is_not_in_doubt(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+
+        def ready(question: Target) -> Ready:
+            asyncio.get_running_loop().call_soon(asker.link.end, "lost")
+            return Ready(question.number)
+
+        asker.ready = ready
+        with pytest.raises(UnavailableError) as caught:
+            await asker.fetch("a")
+        assert isinstance(caught.value, InDoubtError) == (numbers(asker.link.asked, Fetch) == 1)
+        assert all(doubt.over for doubt in asker.opened) == (numbers(asker.link.asked, Fetch) == 0)
+
+    run(steps())
+
+
+def test_a_call_that_is_broken_off_leaves_its_doubt(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        loading = asyncio.ensure_future(asker.fetch("a", limit_s=3600))
+        await until(lambda: numbers(asker.link.asked, Fetch))
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        [doubt] = asker.opened
+        assert not doubt.over
+        assert asker.doubts.late_bytes == 100
+
+    run(steps())
+
+
+def test_some_failing_of_a_load_does_not_leave_it_in_doubt(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: Result(fetch.number, ((FOUND, 100), (BUSY, 0))))
+        assert (await asker.fetch("a", "b")).statuses == ((FOUND, 100), (BUSY, 0))
+        assert all(doubt.over for doubt in asker.opened)
+
+    run(steps())
+
+
+def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_child_its_life(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        with pytest.raises(InDoubtError) as caught:
+            await asker.fetch("a", limit_s=0.02)
+        other = Region(4096)
+        asker.landing.add_region(other)
+        asker.landing.remove_region(other)
+        assert asker.plane.fences == 0
+        asker.landing.remove_region(region)
+        assert asker.plane.fences == 1
+        assert caught.value.doubt.over
+        other.close()
+
+    run(steps())
+
+
+def test_memory_that_is_not_registered_is_refused_before_anything_is_asked(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, found)
+        other = Region(4096)
+        with pytest.raises(UnavailableError, match="is not registered"):
+            await asker.landing.fetch(cast(Link, asker.link), [Get("a", (other.buffer(0, 10),))], time.monotonic() + 1, asker.opened)
+        assert numbers(asker.link.asked, Fetch) == 0
+        other.close()
+
+    run(steps())
+
+
+def test_the_child_is_driven_as_long_as_something_may_land(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landing_module, "_LOOK_S", 0.005)
+
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        with pytest.raises(InDoubtError) as caught:
+            await asker.fetch("a", limit_s=0.02)
+        seen = asker.plane.expected
+        await until(lambda: asker.plane.expected > seen + 3)
+        caught.value.doubt.close()
+        await until(lambda: asker.landing._looking is not None and asker.landing._looking.done())
+        assert asker.doubts.landings == 0
+
+    run(steps())

@@ -1,0 +1,304 @@
+"""Several peers are asked at once, a few at a time; the first that has a record wins, and the others need not keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+from p2p_scripted import Answer, FakeLink, having
+
+from kvstore_sdk.backend import Hint, TimedOutError, UnavailableError
+from kvstore_sdk_backends.p2p import lookups as lookups_module
+from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.hints import Hints
+from kvstore_sdk_backends.p2p.lookups import Hunt, Lookups
+from kvstore_sdk_backends.p2p.messages import Found, Lookup, Release
+from kvstore_sdk_backends.p2p.peers import Peers
+from kvstore_sdk_backends.p2p.places import Places
+
+LIMIT_S = 20.0
+
+
+class Group:
+    """Peers on ports 1, 2, 3 of this machine, each of which answers as told; all of them are listed but for the last `named`."""
+
+    def __init__(self, *answers: Answer, named: int = 0, fan_out: int = 4, answer_timeout_s: float = LIMIT_S, max_names: int = 256) -> None:
+        self.links = {port: FakeLink(answer, port, max_names=max_names) for port, answer in enumerate(answers, 1)}
+        listed = [Address("127.0.0.1", port) for port in self.links][: len(answers) - named]
+        self.peers = Peers(listed, self._connect, max_peers=64, resolve_s=60, may_connect=lambda address: True)
+        self.hints = Hints()
+        self.places = Places()
+        self.lookups = Lookups(self.peers, self.places, self.hints, fan_out=fan_out, answer_timeout_s=answer_timeout_s)
+
+    async def _connect(self, address: Address) -> Any:
+        if self.links[address.port].ended:
+            raise UnavailableError(f"p2p peer {address}: nobody listens there")
+        return self.links[address.port]
+
+    async def find(self, *names: str, limit_s: float = LIMIT_S, **how: Any) -> Hunt:
+        return await self.lookups.find([f"v1/{name}" for name in names], time.monotonic() + limit_s, **how)
+
+    def asked(self, port: int) -> list[tuple[str, ...]]:
+        return [tuple(name.removeprefix("v1/") for name in one.names) for one in self.links[port].asked if isinstance(one, Lookup)]
+
+    def released(self, port: int) -> list[str]:
+        return [name.removeprefix("v1/") for one in self.links[port].told if isinstance(one, Release) for name in one.names]
+
+    def place(self, name: str) -> int | None:
+        place = self.places.of(f"v1/{name}")
+        return place.link.address.port if place is not None else None
+
+
+def run(step: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(step, 60))
+
+
+def missing(hunt: Hunt) -> list[str]:
+    return [name.removeprefix("v1/") for name in hunt.missing]
+
+
+class Held:
+    """Answers when it is let go."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.has = having(**sizes)
+        self.waiting: list[tuple[Any, FakeLink]] = []
+
+    def __call__(self, question: Any) -> Any:
+        return None
+
+    def answer_all(self, link: FakeLink) -> None:
+        """To whoever waits, or to what is called when nobody does."""
+        questions = [question for question in link.asked if isinstance(question, Lookup)]
+        waiting, link._waiting = link._waiting, []
+        for question, future in zip(questions, waiting, strict=True):
+            if future.done():
+                link.late[question.number](self.has(question))
+            else:
+                future.set_result(self.has(question))
+
+
+def test_each_name_is_found_where_it_is() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1), having(b=2), having(c=3))
+        hunt = await group.find("a", "b", "c", "d")
+        assert missing(hunt) == ["d"]
+        assert hunt.failure() is None
+        assert [group.place(name) for name in "abcd"] == [1, 2, 3, None]
+
+    run(steps())
+
+
+def test_of_several_the_first_wins_and_the_others_let_go() -> None:
+    async def steps() -> None:
+        slow = Held(a=1, b=1)
+        group = Group(having(a=1), slow)
+        assert missing(await group.find("a")) == []
+        assert group.place("a") == 1
+        assert group.released(1) == []
+        slow.answer_all(group.links[2])
+        await asyncio.sleep(0.01)
+        assert group.released(2) == ["a"]
+        assert group.place("a") == 1
+
+    run(steps())
+
+
+def test_no_more_than_so_many_are_asked_at_a_time_and_all_in_the_end() -> None:
+    async def steps() -> None:
+        running = most = 0
+        links: list[FakeLink] = []
+
+        async def answer_later(link: FakeLink) -> None:
+            nonlocal running
+            await asyncio.sleep(0.01)
+            running -= 1
+            question = link.asked[-1]
+            link._waiting[-1].set_result(having(z=1)(question) if link.address.port == 9 else having()(question))
+
+        def asked(question: Any) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            link = next(link for link in links if link.asked and link.asked[-1] is question)
+            tasks.append(asyncio.ensure_future(answer_later(link)))
+
+        tasks: list[asyncio.Task[None]] = []
+        group = Group(*[asked] * 9, fan_out=3)
+        links = list(group.links.values())
+        assert missing(await group.find("z")) == []
+        assert most == 3
+        assert [len(link.asked) for link in links] == [1] * 9
+        await asyncio.gather(*tasks)
+
+    run(steps())
+
+
+def test_what_was_found_is_not_asked_for_again() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1, b=1), having(c=1), fan_out=1)
+        await group.find("a", "b", "c")
+        assert group.asked(1) == [("a", "b", "c")]
+        assert group.asked(2) == [("c",)]
+
+    run(steps())
+
+
+def test_no_peer_is_asked_for_more_names_at_once_than_it_takes() -> None:
+    async def steps() -> None:
+        group = Group(having(**{f"n{number}": 1 for number in range(7)}), max_names=3)
+        hunt = await group.find(*(f"n{number}" for number in range(7)), "x")
+        assert missing(hunt) == ["x"]
+        assert [len(names) for names in group.asked(1)] == [3, 3, 2]
+
+    run(steps())
+
+
+def test_a_peer_that_does_not_answer_has_nothing_and_counts_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LIV-03"""
+    monkeypatch.setattr(lookups_module, "STRIKE_AFTER_S", 0.0)
+
+    async def steps() -> None:
+        group = Group(lambda question: None, having(a=1), answer_timeout_s=0.05)
+        for _ in range(3):
+            hunt = await group.find("a", "b")
+            assert missing(hunt) == ["b"]
+            assert hunt.failure() is None
+        assert group.links[1].ended
+        assert "did not answer in time, 3 times in a row" in group.links[1].cause
+        assert group.lookups.counts["lookup_timeouts"] == 3
+        began_s = time.monotonic()
+        assert missing(await group.find("b")) == ["b"]
+        assert len(group.asked(1)) == 3
+        assert time.monotonic() - began_s < LIMIT_S
+
+    run(steps())
+
+
+def test_where_nobody_answers_it_is_not_said_that_nothing_is_there() -> None:
+    async def steps() -> None:
+        group = Group(lambda question: None, answer_timeout_s=0.05)
+        assert isinstance((await group.find("a")).failure(), TimedOutError)
+        group.links[1].end("lost")
+        await asyncio.sleep(0.01)
+        failure = (await group.find("a")).failure()
+        assert isinstance(failure, UnavailableError)
+        assert "no peer can be asked now: 127.0.0.1:1: " in str(failure)
+
+    run(steps())
+
+
+def test_the_deadline_ends_it_whatever_the_peers_do() -> None:
+    async def steps() -> None:
+        group = Group(lambda question: None, lambda question: None, fan_out=1)
+        began_s = time.monotonic()
+        hunt = await group.find("a", limit_s=0.05)
+        assert missing(hunt) == ["a"]
+        assert isinstance(hunt.failure(), TimedOutError)
+        assert time.monotonic() - began_s < LIMIT_S
+
+    run(steps())
+
+
+def test_an_answer_that_comes_too_late_is_let_go() -> None:
+    async def steps() -> None:
+        late = Held(a=1)
+        group = Group(late, answer_timeout_s=0.05)
+        assert missing(await group.find("a")) == ["a"]
+        for future in group.links[1]._waiting:
+            future.cancel()
+        late.answer_all(group.links[1])
+        assert group.released(1) == ["a"]
+        assert group.place("a") is None
+
+    run(steps())
+
+
+def test_who_was_named_is_asked_first_and_the_others_for_the_rest() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1, b=1), having(b=1), named=1)
+        group.hints.note(["v1/b"], Hint("127.0.0.1:2"))
+        hunt = await group.find("a", "b")
+        assert missing(hunt) == []
+        assert group.asked(2) == [("b",)]
+        assert group.asked(1) == [("a",)]
+        assert group.place("b") == 2
+
+    run(steps())
+
+
+def test_who_was_named_and_is_not_there_is_no_failure() -> None:
+    async def steps() -> None:
+        group = Group(having(), named=1)
+        group.links[1].end("lost")
+        group.hints.note(["v1/a"], Hint("127.0.0.1:1", 5.0))
+        hunt = await group.find("a", wait=True)
+        assert missing(hunt) == ["a"]
+        assert hunt.failure() is None
+
+    run(steps())
+
+
+def waits(link: FakeLink) -> Sequence[tuple[int, tuple[str, ...]]]:
+    return [(one.wait_ms, one.names) for one in link.asked if isinstance(one, Lookup)]
+
+
+def test_waiting_is_for_the_one_record_that_comes_last_and_the_rest_is_then_asked_for() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1, c=1), named=1)
+        group.hints.note(["v1/a", "v1/b", "v1/c"], Hint("127.0.0.1:1", 5.0, until="v1/c"))
+        hunt = await group.find("a", "b", "c", wait=True)
+        assert missing(hunt) == ["b"]
+        assert waits(group.links[1]) == [(5000, ("v1/c",)), (0, ("v1/a", "v1/b"))]
+
+    run(steps())
+
+
+def test_waiting_for_all_is_one_question() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1), named=1)
+        group.hints.note(["v1/a", "v1/b"], Hint("127.0.0.1:1", 5.0))
+        await group.find("a", "b", wait=True)
+        assert waits(group.links[1]) == [(5000, ("v1/a", "v1/b"))]
+
+    run(steps())
+
+
+def test_waiting_leaves_the_call_some_time_and_a_load_waits_for_nothing() -> None:
+    async def steps() -> None:
+        group = Group(having(), named=1)
+        group.hints.note(["v1/a"], Hint("127.0.0.1:1", 3600.0))
+        await group.find("a")
+        await group.find("a", wait=True, limit_s=10.0)
+        [(no_wait, _), (wait_ms, _)] = waits(group.links[1])
+        assert no_wait == 0
+        assert 1000 < wait_ms <= 10_000 - lookups_module.LEFT_S * 1000
+
+    run(steps())
+
+
+def test_peers_from_which_loads_have_just_failed_are_passed_over() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1), having(a=1), fan_out=1)
+        await group.find("a")
+        first = group.place("a")
+        assert first is not None
+        place = group.places.of("v1/a")
+        assert place is not None
+        group.places.forget("v1/a")
+        assert missing(await group.find("a", avoid=[place.peer])) == []
+        assert group.place("a") not in (None, first)
+
+    run(steps())
+
+
+def test_found_of_nothing_releases_nothing() -> None:
+    async def steps() -> None:
+        group = Group(lambda question: Found(question.number, (0,) * len(question.names)))
+        await group.find("a", "b")
+        assert group.links[1].told == []
+
+    run(steps())
