@@ -1,13 +1,14 @@
 """An engine in a process of its own: reads one JSON command a line, answers each with one line that begins with `ANSWER `.
 
     {"start": {arguments of vllm_engines.Engine, with the model's fields}}    {"ask": prompts}    {"settle": true}    {"reset": true}
-    {"reset_device": true}    {"pages": true}    {"stop": true}
+    {"reset_device": true}    {"pages": true}    {"call": "module:function", "arguments": {...}}    {"stop": true}
 
 Started by tests that kill engines, or need ranks in processes.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import asdict
@@ -39,6 +40,9 @@ def main() -> None:
             engine.reset_device()
         elif command.get("pages"):
             answer = engine.pages()
+        elif function := command.get("call"):
+            module, _, name = function.partition(":")
+            answer = getattr(importlib.import_module(module), name)(engine, **command["arguments"])
         elif command.get("stop"):
             engine.stop()
         sys.stdout.write(f"ANSWER {json.dumps(answer)}\n")

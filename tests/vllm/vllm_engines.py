@@ -124,11 +124,12 @@ class Engine:
             _forget_engine()
             raise
 
-    def ask(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-        """Answer the prompts, one after another, so that what one stores the next may find."""
+    def ask(self, prompts: Sequence[Sequence[int]], transfer_params: Mapping[str, Any] | None = None) -> list[Answer]:
+        """Answer the prompts, one after another, so that what one stores the next may find. `transfer_params` are the requests'."""
         from vllm import SamplingParams
 
-        parameters = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, logprobs=3)
+        more = {} if transfer_params is None else {"extra_args": {"kv_transfer_params": dict(transfer_params)}}
+        parameters = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, logprobs=3, **more)
         return [self._answer(list(prompt), parameters) for prompt in prompts]
 
     def _answer(self, prompt: list[int], parameters: Any) -> Answer:
@@ -275,9 +276,8 @@ class EngineProcess:
             stderr=self._log,
             start_new_session=True,
         )
-        described = dataclasses.asdict(model) | {"path": str(model.path)}
         try:
-            self.block_tokens: int = self.send(start={"model": described, "tier": tier, "extra": extra, "options": options})["block_tokens"]
+            self.block_tokens = self._start(model, tier, extra, options)
         except BaseException:
             self.kill()
             self._log.close()
@@ -310,12 +310,31 @@ class EngineProcess:
         return self.receive()
 
     def ask(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        self.post(ask=prompts)
+        return self.answers()
+
+    def answers(self) -> list[Answer]:
+        """Those to prompts that were posted."""
         return [
             Answer(
                 found["reused"], tuple(found["tokens"]), tuple(tuple((token, value) for token, value in step) for step in found["logprobs"])
             )
-            for found in self.send(ask=prompts)
+            for found in self.receive()
         ]
+
+    def restart(self, model: TinyModel, tier: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Another engine in the same process, which has imported vLLM by now."""
+        self.send(stop=True)
+        self.block_tokens = self._start(model, tier, extra, options)
+
+    def _start(self, model: TinyModel, tier: Mapping[str, Any], extra: Mapping[str, Any] | None, options: Mapping[str, Any]) -> int:
+        described = dataclasses.asdict(model) | {"path": str(model.path)}
+        answer = self.send(start={"model": described, "tier": tier, "extra": extra, "options": options})
+        return int(answer["block_tokens"])
+
+    def call(self, function: str, **arguments: Any) -> Any:
+        """Call `module:function` with the engine there; it returns what JSON can say."""
+        return self.send(call=function, arguments=arguments)
 
     def log(self) -> str:
         self._log.seek(0)
