@@ -46,8 +46,10 @@ class S3Server:
                 [sys.executable, __file__, str(self._port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
             assert self._process.stdout is not None
-            ready, _, _ = select.select([self._process.stdout], [], [], START_S)
-            line = self._process.stdout.readline() if ready else b""
+            # Not `select`, which knows no descriptor above 1,023.
+            waiting = select.poll()
+            waiting.register(self._process.stdout, select.POLLIN)
+            line = self._process.stdout.readline() if waiting.poll(1000 * START_S) else b""
             if not line.strip().isdigit():
                 self.stop()
                 log.seek(0)
