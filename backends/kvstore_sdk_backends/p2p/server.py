@@ -164,7 +164,7 @@ class Server:
             message = decode(frames[1].buffer)
         except MessageError as error:
             self._counts["bad_frames"] += 1
-            self._bad(identity, frames[-1], session, error)
+            self._bad(identity, session, error)
             return
         if isinstance(message, Hello):
             self._hello(identity, frames[1], message)
@@ -176,9 +176,9 @@ class Server:
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
         else:
             session.heard_s = time.monotonic()
-            self._of_session(session, frames[1], message)
+            self._of_session(session, message)
 
-    def _of_session(self, session: Session, frame: zmq.Frame, message: object) -> None:
+    def _of_session(self, session: Session, message: object) -> None:
         match message:
             case Lookup():
                 self._lookup(session, message)
@@ -191,13 +191,12 @@ class Server:
             case Goodbye():
                 self._end(session, "")
             case _:
-                error = MessageError(f"p2p: {type(message).__name__} is no message of an asker")
-                self._bad(session.identity, frame, session, error)
+                self._bad(session.identity, session, MessageError(f"p2p: {type(message).__name__} is no message of an asker"))
 
-    def _bad(self, identity: bytes, frame: zmq.Frame, session: Session | None, error: MessageError) -> None:
+    def _bad(self, identity: bytes, session: Session | None, error: MessageError) -> None:
         if session is None:
-            # Whoever it is has not said Hello, and is not worth an answer.
-            self._cut(frame)
+            # Whoever it is has not said Hello, and is not worth an answer. The guard ends connections that stay without a session: not this
+            # one at once, whose descriptor may be another's by now.
             if (unsaid := self._notices.due("no session")) is not None:
                 logger.warning("%s: dropped what is no message: %s%s", self._label, error, Notices.more(unsaid))
             return
@@ -205,12 +204,6 @@ class Server:
         self._refuse(identity, 0, "invalid", str(error))
         if session.bad_frames >= self._limits.bad_frames:
             self._end(session, f"it sent {session.bad_frames} frames that are no message")
-            self._cut(frame)
-
-    def _cut(self, frame: zmq.Frame) -> None:
-        """End the connection that a frame came over."""
-        if self._guard is not None:
-            self._guard.end(frame)
 
     # Sessions.
 
