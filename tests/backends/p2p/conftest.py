@@ -15,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from p2p_network import Link, need
 from p2p_nodes import NodeProcess
 
+from kvstore_sdk.backend import Region, open_backend
+from kvstore_sdk_backends.p2p.backend import P2PBackend
+
 
 @pytest.fixture
 def link() -> Iterator[Link]:
@@ -38,3 +41,38 @@ def start_node() -> Iterator[Callable[..., NodeProcess]]:
         # Shown with a test that failed.
         sys.stdout.write(f"--- log of node {number}, pid {node.pid}\n{node.log()}\n")
         node.end()
+
+
+@pytest.fixture
+def open_node() -> Iterator[Callable[..., P2PBackend]]:
+    """Opens a node in this process, over ZMQ, that asks these peers. All are closed."""
+    opened: list[Any] = []
+
+    def open_it(*peers: object, **options: Any) -> Any:
+        chosen = {"peers": ",".join(map(str, peers)), "data": "zmq"} | options
+        opened.append(open_backend("p2p://127.0.0.1:0", chosen))
+        return opened[-1]
+
+    yield open_it
+    for node in opened:
+        node.close()
+
+
+@pytest.fixture
+def owner(open_node: Callable[..., P2PBackend]) -> P2PBackend:
+    """Keeps records."""
+    return open_node(serve_bytes=32 << 20)
+
+
+@pytest.fixture
+def asker(open_node: Callable[..., P2PBackend], owner: P2PBackend) -> P2PBackend:
+    """Asks `owner`, and keeps none."""
+    return open_node(owner.address)
+
+
+@pytest.fixture
+def region() -> Iterator[Region]:
+    """Memory to load into."""
+    made = Region(16 << 20)
+    yield made
+    made.close()
