@@ -129,7 +129,11 @@ class Guard:
             connection.since = time.monotonic()
 
     def end(self, frame: zmq.Frame) -> None:
-        """End the connection that `frame` came over: whoever it is does not speak the protocol."""
+        """End the connection that `frame` came over: whoever it is does not speak the protocol.
+
+        A frame may be read when its connection is over and its descriptor is another's, which is ended then. So not on a socket where
+        strangers and sessions meet.
+        """
         descriptor = _descriptor_of(frame)
         if (connection := self._open.get(descriptor)) is not None:
             self._end(descriptor, connection)

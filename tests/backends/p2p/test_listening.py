@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +21,7 @@ pytest.importorskip("msgpack")
 from p2p_network import Link
 from p2p_nodes import NodeProcess, loads_all, names
 
-from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Put, PutStatus, Region, open_backend
+from kvstore_sdk.backend import Buffer, ConfigError, Deadline, Get, GetStatus, Put, PutStatus, Region, open_backend
 from kvstore_sdk_backends.p2p.keys import write_key
 
 WAIT_S = 30.0
@@ -171,14 +174,23 @@ def test_data_sockets_keep_to_the_ports_they_were_given(open_node: Callable[...,
     assert new & set(ports)
 
 
-def test_the_port_of_an_engine_is_in_use_once(open_node: Callable[..., Any]) -> None:
-    from kvstore_sdk.backend import ConfigError
-
+def test_where_it_cannot_listen_the_opening_says_so_and_leaves_nothing_behind(open_node: Callable[..., Any]) -> None:
     owner = open_node("127.0.0.1:0", data="zmq")
-    with pytest.raises(ConfigError, match=r"location: cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
-        open_node(str(owner.address), data="zmq")
-    with pytest.raises(ConfigError, match=r"location: cannot listen on 192\.0\.2\.1"):
-        open_node("192.0.2.1:0", data="zmq", insecure=True)
+
+    def left() -> tuple[int, list[str]]:
+        return len(os.listdir("/proc/self/fd")), sorted(thread.name for thread in threading.enumerate())
+
+    before = left()
+    for location, options, problem in (
+        (str(owner.address), {}, "Address already in use"),
+        ("192.0.2.1:0", {"insecure": True}, "Cannot assign requested address"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^backend p2p: location: cannot listen on {re.escape(location)}: {problem}"):
+            open_node(location, data="zmq", serve_bytes=1 << 20, **options)
+    late = time.monotonic() + WAIT_S
+    while left() != before:
+        assert time.monotonic() < late, (before, left())
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("data", ["zmq", "nixl"])
