@@ -137,15 +137,18 @@ class Driver:
     def _drive(self) -> None:
         while True:
             with self._moved:
+                looked_s = time.monotonic()
                 with suppress(Exception):
                     # Nobody sends any; it is what makes progress.
                     self._nixl.get_new_notifs()
+                # Something came, which nobody had said would come.
+                found = time.monotonic() - looked_s > HOT_S
                 over = [transfer for transfer in self._running if self._is_over(transfer, self._nixl.check_xfer_state)]
                 if over:
                     self._running = [transfer for transfer in self._running if transfer not in over]
                     for transfer in over:
                         self._end(transfer)
-                hot = bool(self._running) or time.monotonic() < self._hot_until_s
+                hot = found or bool(self._running) or time.monotonic() < self._hot_until_s
                 self._moved.wait(HOT_S if hot else IDLE_S)
 
     def _is_over(self, transfer: Transfer, ask: Callable[[Any], str]) -> bool:

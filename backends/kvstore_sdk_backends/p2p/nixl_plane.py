@@ -35,7 +35,7 @@ from kvstore_sdk.isolation import in_child
 from kvstore_sdk_backends.p2p import plane_names
 from kvstore_sdk_backends.p2p.nixl_driver import Driver, Transfer
 
-__all__ = ["NixlPlane", "open_plane"]
+__all__ = ["UCX_SETTINGS", "NixlPlane", "open_plane"]
 
 WHERE = "backend p2p"
 MAX_SESSIONS = 1024
@@ -45,7 +45,7 @@ _AGENT = re.compile(rb"kvstore-p2p-[0-9a-f]{32}")
 
 # Larger segments: 2.6 GB/s for a batch over TCP instead of 1.0. The others end a peer whose link is cut after 3 seconds, where UCX's own
 # settings wait a quarter of an hour, and connect without holding up what else is under way. What the environment says goes before them.
-_UCX = {
+UCX_SETTINGS = {
     "UCX_TCP_TX_SEG_SIZE": "256K",
     "UCX_TCP_RX_SEG_SIZE": "256K",
     "UCX_TCP_KEEPIDLE": "1s",
@@ -66,7 +66,7 @@ def open_plane(devices: str, *, tls: str) -> NixlPlane:
         raise ConfigError(WHERE, "data", "nixl runs in a child process alone: its settings are those of a whole process")
     # Always: who may reach us is decided by these, and not by what somebody set for another user of UCX.
     os.environ |= {"UCX_TLS": tls, "UCX_NET_DEVICES": devices}
-    os.environ |= {name: os.environ.get(name, value) for name, value in _UCX.items()}
+    os.environ |= {name: os.environ.get(name, value) for name, value in UCX_SETTINGS.items()}
     try:
         nixl = _agent()
     except ImportError as cause:

@@ -1,0 +1,87 @@
+"""One end of `p2p_nixl.py`'s raw NIXL: an agent with memory that it writes from, or that another one writes into."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+from child import serve
+
+from kvstore_sdk_backends.p2p.nixl_driver import HOT_S, IDLE_S
+from kvstore_sdk_backends.p2p.nixl_plane import UCX_SETTINGS
+
+TLS, MEMORY_BYTES = sys.argv[1], int(sys.argv[2])
+
+
+class End:
+    """All calls to the agent are made under one lock: by who writes, and by the thread that looks for what others write."""
+
+    def __init__(self) -> None:
+        from nixl import _api
+
+        self._memory = mmap.mmap(-1, MEMORY_BYTES)
+        self._memory[:] = os.urandom(1 << 20) * (MEMORY_BYTES >> 20)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._nixl = _api.nixl_agent(f"raw-{uuid.uuid4().hex}", _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+        self._nixl.create_backend("UCX", {})
+        self._nixl.register_memory([(self._base, MEMORY_BYTES, 0, "")], "DRAM")
+        self._peer, self._peer_base = "", 0
+        self._look_until_s = 0.0
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        if question["op"] == "target":
+            with self._lock:
+                return {"agent": self._nixl.get_agent_metadata().hex(), "base": self._base}
+        if question["op"] == "look":
+            self._look_until_s = time.monotonic() + question["seconds"]
+            self._wake.set()
+            return {}
+        if question["op"] == "load":
+            with self._lock:
+                self._peer = self._nixl.add_remote_agent(bytes.fromhex(question["agent"])).decode()
+            self._peer_base = question["base"]
+            return {}
+        return self._write(question["size_bytes"], question["count"], question["seconds"])
+
+    def _write(self, size_bytes: int, count: int, seconds: float) -> dict[str, Any]:
+        places = range(0, count * size_bytes, size_bytes)
+        local = self._nixl.get_xfer_descs([(self._base + place, size_bytes, 0) for place in places], "DRAM")
+        remote = self._nixl.get_xfer_descs([(self._peer_base + place, size_bytes, 0) for place in places], "DRAM")
+        each: list[float] = []
+        with self._lock:
+            began_s = time.perf_counter()
+            while not each or time.perf_counter() < began_s + seconds:
+                at_s = time.perf_counter()
+                handle = self._nixl.initialize_xfer("WRITE", local, remote, self._peer)
+                state = self._nixl.transfer(handle)
+                while state == "PROC":
+                    time.sleep(HOT_S)
+                    state = self._nixl.check_xfer_state(handle)
+                self._nixl.release_xfer_handle(handle)
+                assert state == "DONE", state
+                each.append(time.perf_counter() - at_s)
+            return {"bytes": len(each) * count * size_bytes, "seconds": time.perf_counter() - began_s, "each": each}
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                self._nixl.get_new_notifs()
+            self._wake.wait(HOT_S if time.monotonic() < self._look_until_s else IDLE_S)
+            self._wake.clear()
+
+
+if __name__ == "__main__":
+    # What NIXL logs on standard output is none of the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.environ |= UCX_SETTINGS | {"UCX_TLS": TLS, "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
+    serve(End().answer, answers)
