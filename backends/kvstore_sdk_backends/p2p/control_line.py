@@ -51,6 +51,12 @@ class ControlLine:
             self._take_soon()
         return None
 
+    def catch_up(self) -> None:
+        """Take note of the connections that are gone: sending to one of them is an error from now on, and not a message that is lost."""
+        if not self._closed:
+            self._socket.getsockopt(zmq.EVENTS)
+            self._take_soon()
+
     def close(self) -> None:
         """Take and send nothing more. Idempotent."""
         if not self._closed:

@@ -70,8 +70,8 @@ class Server:
         make_sender: Callable[[bytes], Sender],
         limits: Limits,
         label: str = "p2p",
+        guard: Guard,
         paths: Sequence[str] = (),
-        guard: Guard | None = None,
     ) -> None:
         """On the loop's thread.
 
@@ -81,8 +81,8 @@ class Server:
             sources: Asked in order; one that is appended later is served from then on.
             plane: Where NIXL is.
             make_sender: Listens for the data connection of a session with that node.
-            paths: Ways that data may take; without any, all there are.
             guard: Of `socket`; it says which connections are gone.
+            paths: Ways that data may take; without any, all there are.
         """
         self._loop = asyncio.get_running_loop()
         self._node = node
@@ -105,8 +105,7 @@ class Server:
         self._closed = False
         self._taking = False
         self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames"), 0)
-        if guard is not None:
-            guard.lost = self._lost
+        guard.lost = self._lost
         self._line = ControlLine(socket, self._read)
 
     async def run(self) -> None:
@@ -209,40 +208,41 @@ class Server:
 
     def _hello(self, identity: bytes, frame: zmq.Frame, hello: Hello) -> None:
         host, fd = frame.get("Peer-Address"), int(frame.get("__fd"))
-        # What is known of connections that ended, before one is taken for another that got its descriptor.
-        if self._guard is not None:
-            self._guard.look()
-            if not self._guard.knows(frame):
-                # It is gone, and has been said to be: nothing would end a session with it.
-                return
+        # A Hello may be read when its connection is gone, and its descriptor is that of another one. Such a one must not begin a session,
+        # which nothing would end, and not end those of others.
+        self._guard.look()
+        if not self._guard.knows(frame):
+            return
         if (refusal := why_unfit(hello, self._node, self._sources, self._paths)) is not None:
             code, text = refusal
             if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
                 logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
             self._refuse(identity, hello.number, code, text)
             return
-        for old in self._sessions.replaced_by(identity, fd, hello.node):
-            self._end(old, "" if old.identity == identity else "its node has a new session")
-        if self._sessions.full and not self._make_room():
+        replaced = self._sessions.replaced_by(identity, fd, hello.node)
+        if self._sessions.full and not replaced and not self._make_room():
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
         path = path_for(hello, self._paths)
-        sender = None
-        if path == "zmq":
-            try:
-                sender = self._make_sender(hello.node)
-            except BackendError as error:
-                self._refuse(identity, hello.number, "full", str(error))
-                return
+        try:
+            sender = self._make_sender(hello.node) if path == "zmq" else None
+        except BackendError as error:
+            self._refuse(identity, hello.number, "full", str(error))
+            return
+        lease_ms = round(self._limits.lease_s * 1000)
+        port = sender.port if sender is not None else 0
+        self._line.catch_up()
+        if self._put(identity, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS, lease_ms)) is not None:
+            if sender is not None:
+                sender.close()
+            return
+        for old in replaced:
+            self._end(old, "" if old.identity == identity else "its node has a new session")
         session = Session(identity, fd, host, hello.node, path, sender, self._limits)
         session.heard_s = time.monotonic()
         self._sessions.add(session)
         self._counts["sessions"] += 1
-        if self._guard is not None:
-            self._guard.welcome(frame)
-        lease_ms = round(self._limits.lease_s * 1000)
-        port = sender.port if sender is not None else 0
-        self._send(session, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS, lease_ms))
+        self._guard.welcome(frame)
 
     def _make_room(self) -> bool:
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
@@ -261,8 +261,7 @@ class Server:
         self._leases.end(session.id)
         if session.sender is not None:
             session.sender.close()
-        if self._guard is not None:
-            self._guard.part(session.fd)
+        self._guard.part(session.fd)
         if reason:
             logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
             self._put(session.identity, Goodbye())

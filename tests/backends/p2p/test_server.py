@@ -201,6 +201,29 @@ def test_who_says_hello_and_goes_leaves_no_session() -> None:
     run(test)
 
 
+def test_an_asker_that_connects_again_and_again_has_one_session_which_is_its_last() -> None:
+    """LIV-17: what was said on connections that are gone is read late, beside what is said on the last one."""
+
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            node = os.urandom(16)
+            for _ in range(30):
+                # The loop, and the server with it, stands still while connections come and go.
+                for _ in range(3):
+                    gone = s.asker(node)
+                    await gone.send(encode(dataclasses.replace(hello(gone), number=1)))
+                    time.sleep(0.003)
+                    gone.close()
+                last = s.asker(node)
+                await last.hello()
+                assert await last.fetch(("a", 100)) == ((FOUND, 100),)
+                assert s.counts["sessions_now"] == 1
+                last.close()
+
+    run(test)
+
+
 def test_leases_end_by_release_goodbye_and_time() -> None:
     """LEAK-02"""
 
