@@ -323,6 +323,30 @@ def test_stores_leave_a_quarter_of_threads_and_slots(queue: Queue) -> None:
     assert len(load.slots) == 1, "the others of the two slots are for the next thread"
 
 
+def test_calls_that_may_wait_give_no_thread_to_stores() -> None:
+    queue = Queue(slots=100, threads=4, max_threads=12, batch=1)
+    queue.put_probes("n", [Probe(key(number), 0.0) for number in range(9)], Hint("peer", 5.0))
+    queue.start_threads()
+    assert [queue.take().may_wait for _ in range(3)] == [True] * 3
+    queue.put_job(job(1, Kind.STORE, list(range(100))))
+    assert len(list(iter(queue.take, None))) == 3
+
+
+def test_a_call_that_may_wait_does_not_hide_that_all_others_are_late() -> None:
+    queue = Queue(threads=2, max_threads=5, batch=1)
+    queue.put_probes("n", [Probe(key(0), 0.0)], Hint("peer", 5.0))
+    queue.start_threads()
+    assert queue.take().may_wait
+    queue.put_job(job(1, Kind.LOAD, list(range(4))))
+    for _ in range(2):
+        assert not queue.is_stuck
+        for batch in [queue.take() for _ in range(2)]:
+            batch.deadline_s = 1.0
+        assert len(queue.late(FOREVER_S)) == 2
+        queue.start_threads()
+    assert queue.is_stuck
+
+
 def test_the_only_thread_stores_too() -> None:
     queue = Queue(threads=1, max_threads=1)
     queue.put_job(job(1, Kind.STORE, [1]))
