@@ -195,12 +195,16 @@ class Sender:
                 return
             # What the guard knows of a connection must be as new as what comes over it.
             self._guard.look()
-            if self._asker < 0 and len(frames) == 2 and frames[0].bytes == self._to and not len(frames[1]):
-                self._guard.welcome(frames[1])
-                self._asker = int(frames[1].get("__fd"))
-                self._news.set()
-            else:
-                self._guard.end(frames[-1])
+            if self._asker >= 0 or len(frames) != 2 or frames[0].bytes != self._to or len(frames[1]):
+                # Of a stranger, whose connection the guard ends when its time is up: by now the descriptor may be another's.
+                continue
+            if not self._guard.knows(frames[1]):
+                # The asker came, and is gone.
+                self.close()
+                return
+            self._guard.welcome(frames[1])
+            self._asker = int(frames[1].get("__fd"))
+            self._news.set()
         self._loop.call_soon(self._take)
 
     def _lost(self, descriptor: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvstore_sdk.backend import is_valid_name
-from kvstore_sdk_backends.p2p import data_path, guard, link, messages, security, server
+from kvstore_sdk_backends.p2p import data_path, guard, link, messages, security, targets
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import MessageError
 
@@ -180,7 +180,7 @@ def test_the_documented_times_are_those_of_the_code() -> None:
         "handshake of ZMTP, at most": security._HANDSHAKE_MS,
         "from a connection to its session, at most": round(guard.SESSION_S * 1000),
         "from connecting to the Welcome, at most": round(link.CONNECT_S * 1000),
-        "a Target, at most": round(server._ADMIT_S * 1000),
+        "a Target, at most": round(targets._ADMIT_S * 1000),
         "a Fetch is given at most, whatever its deadline": round(limits.max_fetch_s * 1000),
         "a record may still be on its way after its deadline": round(data_path._GRACE_S * 1000),
         "a Lookup waits, at most": round(limits.max_wait_s * 1000),
@@ -199,7 +199,7 @@ def test_what_the_page_says_in_words_is_what_the_code_does() -> None:
         f"({limits.session_waits} of a session, {limits.max_waits:,} of all)",
         f"({data_path.MAX_QUEUED_BYTES >> 20} MiB a session",
         f"taken a record {round(data_path._GRACE_S * 1000):,} ms after",
-        f"metadata, in {round(server._ADMIT_S * 1000):,} ms at most",
+        f"metadata, in {round(targets._ADMIT_S * 1000):,} ms at most",
         f"the routing id `{data_path.routing_id(b'').decode()}` and the {messages.NODE_BYTES} bytes of its node",
     ):
         assert said in text, said
