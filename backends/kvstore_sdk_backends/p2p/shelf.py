@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -25,6 +24,7 @@ from kvstore_sdk.backend import (
     Region,
     Usage,
 )
+from kvstore_sdk_backends.p2p.holes import Holes
 
 __all__ = ["Shelf"]
 
@@ -87,8 +87,7 @@ class Shelf:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         # Places with users, by offset: they divide the region into what can be made free.
         self._busy: dict[int, _Record] = {}
-        # (offset, bytes), by offset, no two adjacent.
-        self._holes = [(0, self.region.size_bytes)]
+        self._holes = Holes(self.region.size_bytes)
         self._used_bytes = 0
         self._lent_bytes = 0
         self._closed = False
@@ -218,7 +217,7 @@ class Shelf:
         if not record.users:
             del self._busy[record.offset]
             if not record.named:
-                self._free(record)
+                self._holes.add(record.offset, record.extent_bytes)
         if self._closed:
             self._unmap_when_idle()
 
@@ -227,7 +226,7 @@ class Shelf:
         record.named = False
         self._used_bytes -= record.size_bytes
         if not record.users:
-            self._free(record)
+            self._holes.add(record.offset, record.extent_bytes)
 
     def _unmap_when_idle(self) -> None:
         if not self._busy:
@@ -236,12 +235,16 @@ class Shelf:
     def _place(self, size_bytes: int, replaced: str) -> _Record | None:
         """A place of that size for a new record, which it keeps busy. `replaced`: the record to evict last."""
         extent_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE or mmap.PAGESIZE
-        while (offset := self._take_hole(extent_bytes)) is None:
-            # Nothing is evicted for a record that fits nowhere.
-            if not self._could_fit(extent_bytes):
+        offset = self._holes.take(extent_bytes)
+        fits = False
+        while offset is None:
+            idle = next((name for name, record in self._records.items() if not record.users and name != replaced), replaced)
+            # Nothing is evicted for a record that fits nowhere. Mostly all are of one size, and any that leaves makes room.
+            fits = fits or (idle != replaced and self._records[idle].extent_bytes >= extent_bytes) or self._could_fit(extent_bytes)
+            if not fits:
                 return None
-            idle = (name for name, record in self._records.items() if not record.users and name != replaced)
-            self._unname(next(idle, replaced))
+            self._unname(idle)
+            offset = self._holes.take(extent_bytes)
         record = _Record(offset, extent_bytes, size_bytes)
         self._busy[offset] = record
         return record
@@ -254,29 +257,6 @@ class Shelf:
                 return True
             end = offset + self._busy[offset].extent_bytes
         return self.region.size_bytes - end >= extent_bytes
-
-    def _take_hole(self, extent_bytes: int) -> int | None:
-        """The start of the smallest hole that is large enough, which is no hole any more."""
-        fitting = [(size_bytes, offset) for offset, size_bytes in self._holes if size_bytes >= extent_bytes]
-        if not fitting:
-            return None
-        size_bytes, offset = min(fitting)
-        at = bisect_left(self._holes, (offset, size_bytes))
-        if size_bytes == extent_bytes:
-            del self._holes[at]
-        else:
-            self._holes[at] = (offset + extent_bytes, size_bytes - extent_bytes)
-        return offset
-
-    def _free(self, record: _Record) -> None:
-        """Make its place a hole, one with the holes beside it."""
-        start, end = record.offset, record.offset + record.extent_bytes
-        at = bisect_left(self._holes, (start, 0))
-        if at < len(self._holes) and self._holes[at][0] == end:
-            end += self._holes.pop(at)[1]
-        if at and sum(self._holes[at - 1]) == start:
-            start = self._holes.pop(at - 1)[0]
-        insort(self._holes, (start, end - start))
 
 
 def _put_closed(put: Put) -> PutResult:

@@ -215,7 +215,7 @@ def test_threads_find_records_whole_or_not_at_all() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
     assert (shelf.lent_bytes, shelf._busy) == (0, {})
-    assert sum(size for _, size in shelf._holes) + sum(record.extent_bytes for record in shelf._records.values()) == shelf.region.size_bytes
+    assert sum(shelf._holes.parts().values()) + sum(record.extent_bytes for record in shelf._records.values()) == shelf.region.size_bytes
     shelf.close()
 
 
@@ -306,7 +306,7 @@ class ShelfMachine(RuleBasedStateMachine):
     def uses_each_page_once(self) -> None:
         places = {record.offset: record.extent_bytes for record in [*self.shelf._records.values(), *self.shelf._busy.values()]}
         end = 0
-        for offset, size in sorted([*places.items(), *self.shelf._holes]):
+        for offset, size in sorted([*places.items(), *self.shelf._holes.parts().items()]):
             assert offset == end
             end += size
         assert end == self.shelf.region.size_bytes
