@@ -6,6 +6,9 @@ import asyncio
 import dataclasses
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from p2p_bench import run, soon
 
 from kvstore_sdk.backend import Deadline
@@ -119,3 +122,60 @@ def test_so_many_sessions_are_all(members: int, full: bool) -> None:
         assert sessions_with(*map(session_of, range(members)), max_sessions=2).full is full
 
     run(test)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Connections come with descriptors that are used again, nodes come again on others; against a list."""
+
+    few = st.integers(0, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions = sessions_with(max_sessions=3, idle_s=2.0)
+        self.there: list[Session] = []
+        self.now_s = 0.0
+
+    @rule(connection=few, fd=few, node=few, host=st.sampled_from(["near", "far"]))
+    def begin(self, connection: int, fd: int, node: int, host: str) -> None:
+        self.now_s += 1.0
+        new = Session(b"c%d" % connection, fd, host, b"n%d" % node, "zmq", None, Limits())
+        new.heard_s = self.now_s
+        replaced = self.sessions.replaced_by(new.identity, new.fd, new.node)
+        alike = [old for old in self.there if old.identity == new.identity or old.fd == new.fd or old.node == new.node]
+        assert {old.id for old in replaced} == {old.id for old in alike}
+        if not replaced and self.sessions.full:
+            replaced = [idle] if (idle := self.sessions.idlest(self.now_s, set())) is not None else []
+            assert bool(replaced) == any(self.now_s - old.heard_s >= 2.0 for old in self.there)
+            if not replaced:
+                return
+        for old in replaced:
+            self.sessions.remove(old)
+            self.there.remove(old)
+        self.sessions.add(new)
+        self.there.append(new)
+
+    @rule(fd=few)
+    def lose(self, fd: int) -> None:
+        if (session := self.sessions.of_fd(fd)) is not None:
+            assert session in self.there
+            self.sessions.remove(session)
+            self.there.remove(session)
+
+    @rule(connection=few)
+    def hear(self, connection: int) -> None:
+        self.now_s += 1.0
+        session = self.sessions.of(b"c%d" % connection)
+        assert session == next((one for one in self.there if one.identity == b"c%d" % connection), None)
+        if session is not None:
+            session.heard_s = self.now_s
+
+    @invariant()
+    def has_each_once(self) -> None:
+        assert sorted(session.id for session in self.sessions) == sorted(session.id for session in self.there)
+        assert len(self.sessions) == len(self.there) <= 3
+        for fd in range(5):
+            assert self.sessions.of_fd(fd) == next((one for one in self.there if one.fd == fd), None)
+
+
+SessionMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSessionMachine = SessionMachine.TestCase
