@@ -41,6 +41,11 @@ class _HostLoan:
         self.pin = pin
         self.age = age
 
+    @property
+    def sealed(self) -> bool:
+        """Whether `seal` says True without any work."""
+        return self.slot.sealed and not self.pin.released
+
     def seal(self) -> bool:
         return self._source.seal(self)
 
@@ -118,13 +123,11 @@ class HostSource:
 
     def seal(self, loan: _HostLoan) -> bool:
         """As `Loan.seal`. The thread that seals for tiers may do the same at the same time: both write the same bytes."""
-        slot = loan.slot
-        if loan.pin.released:
-            return False
-        if slot.sealed:
+        if loan.sealed:
             return True
-        if loan.age != self._age:
+        if loan.pin.released or loan.age != self._age:
             return False
+        slot = loan.slot
         try:
             seal(loan.buffer.view, loan.key, self.layout, slot.payload_bytes)
         except Exception:

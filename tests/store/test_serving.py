@@ -79,7 +79,7 @@ def test_what_is_lent_is_the_sealed_record(new_stand: NewStand, serving: Serving
     some = keys(3) + keys(2, group=1)
     stand.put(some)
     loans = serving.lend(names(stand, some))
-    assert all(loan is not None and loan.seal() and loan.seal() for loan in loans)
+    assert all(loan is not None and loan.seal() and loan.sealed and loan.seal() for loan in loans)
     assert all(is_record(stand, loan, one) for loan, one in zip(loans, some, strict=True))
 
 
