@@ -124,10 +124,11 @@ def test_a_bad_item_fails_alone(store: Store, view: View) -> None:
     statuses = [result.status for (name, _), result in zip(puts, results, strict=True) if name in good]
     require(statuses == [PutStatus.STORED] * len(good), "STORED for the items beside one that is there already", results)
     gets = [(name, size) for name in good]
-    long = store.name()
+    short, long = store.names(2)
+    view.store((short, Record(size, 6)))
     view.store((long, Record(view.fit(2 * size), 7)))
     # Missing, and with buffers that are too large and too small.
-    for bad, bad_size in dict.fromkeys(((missing, size), (good[0], view.fit(2 * size)), (long, size))):
+    for bad, bad_size in dict.fromkeys(((missing, size), (short, view.fit(2 * size)), (long, size))):
         asked = [*gets[:place], (bad, bad_size), *gets[place:]]
         try:
             found = view.get_all(asked)
