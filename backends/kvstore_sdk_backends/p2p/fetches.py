@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 32 << 20
 """Records of one Fetch that are lent, sealed and sent together."""
-_PIN_S, _PIN_PATIENCE_S = 0.005, 2.0
-"""Between two tries to borrow a record that is there while all that may be lent is lent; and how long, before it is left."""
+_LOAN_POLL_S = 0.005
+"""Between two tries to borrow a record that is there while all that may be lent is lent."""
 _SETTLE_S = 0.5
 
 Item = tuple[str, int, int, int]
@@ -89,15 +89,15 @@ class Fetches:
             return
         try:
             left = list(indexes)
-            patience = Deadline.after(_PIN_PATIENCE_S)
+            patience = Deadline.after(self._limits.loan_s)
             while left:
                 left, moved = await self._pass(session, fetch, left, statuses, deadline)
                 if moved:
-                    patience = Deadline.after(_PIN_PATIENCE_S)
+                    patience = Deadline.after(self._limits.loan_s)
                 elif left and patience.expired:
                     break
                 elif left:
-                    await asyncio.sleep(_PIN_S)
+                    await asyncio.sleep(_LOAN_POLL_S)
         finally:
             session.room.leave(size_bytes)
 

@@ -147,7 +147,7 @@ class Leases:
     def _borrow(self, name: str) -> Borrowed | None:
         for source in self._sources:
             loan = source.lend([name])[0]
-            while loan is None and source.sizes([name])[0] and self._give_up_one():
+            while loan is None and source.sizes([name])[0] and self._give_up_one(source):
                 loan = source.lend([name])[0]
             if loan is not None:
                 return Borrowed(source, loan)
@@ -184,12 +184,14 @@ class Leases:
             self._give_up(most)
         return True
 
-    def _give_up_one(self) -> bool:
-        """End the oldest lease of the session that holds most; False: there is no lease."""
-        if not self._bytes:
-            return False
-        self._give_up(max(self._bytes, key=self._bytes.__getitem__))
-        return True
+    def _give_up_one(self, source: RecordSource) -> bool:
+        """End a lease of that source, the oldest of the session that holds most; False: there is none."""
+        for session in sorted(self._bytes, key=self._bytes.__getitem__, reverse=True):
+            for name, lease in self._held[session].items():
+                if lease.source is source:
+                    self.release(session, [name])
+                    return True
+        return False
 
     def _give_up(self, session: Hashable) -> None:
         lease = self._drop(session, next(iter(self._held[session])))

@@ -285,10 +285,12 @@ class Server:
 
     def _fetch(self, session: Session, fetch: Fetch) -> None:
         self._counts["fetches"] += 1
-        if session.fetching >= self._limits.session_fetches:
+        limits = self._limits
+        if session.fetching >= limits.session_fetches or session.items + len(fetch.items) > limits.session_items:
             self._send(session, Result(fetch.number, ((BUSY, 0),) * len(fetch.items)))
             return
         session.fetching += 1
+        session.items += len(fetch.items)
         self._start(self._move(session, fetch))
 
     async def _move(self, session: Session, fetch: Fetch) -> None:
@@ -296,6 +298,7 @@ class Server:
             result = await self._fetches.run(session, fetch)
         finally:
             session.fetching -= 1
+            session.items -= len(fetch.items)
         if not session.ended:
             self._send(session, result)
 

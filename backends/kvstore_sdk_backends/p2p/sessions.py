@@ -76,7 +76,9 @@ class Session:
         self.targets = asyncio.Lock()
         self.room = Room(limits.session_bytes)
         self.calls = asyncio.Semaphore(limits.session_calls)
+        # Fetches that are not over, and their items.
         self.fetching = 0
+        self.items = 0
         self.bad_frames = 0
         self.heard_s = 0.0
         self.ended = False

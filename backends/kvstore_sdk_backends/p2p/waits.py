@@ -33,17 +33,23 @@ class Waits:
         self._sizes = sizes
         self._limits = limits
         self._waits: list[_Wait] = []
-        self._of_session: dict[Hashable, int] = {}
+        # Look-ups and their names, of each session and of all.
+        self._of_session: dict[Hashable, tuple[int, int]] = {}
+        self._names = 0
 
     def __len__(self) -> int:
         return len(self._waits)
 
     def add(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> bool:
         """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past. False: too many wait already."""
-        mine = self._of_session.get(session, 0)
-        if mine >= self._limits.session_waits or len(self._waits) >= self._limits.max_waits:
+        limits, count = self._limits, len(names)
+        mine, my_names = self._of_session.get(session, (0, 0))
+        if mine >= limits.session_waits or len(self._waits) >= limits.max_waits:
             return False
-        self._of_session[session] = mine + 1
+        if my_names + count > limits.session_wait_names or self._names + count > limits.max_wait_names:
+            return False
+        self._of_session[session] = (mine + 1, my_names + count)
+        self._names += count
         self._waits.append(_Wait(session, names, until_s, answer))
         return True
 
@@ -65,7 +71,7 @@ class Waits:
 
     def waits_of(self, session: Hashable) -> int:
         """How many look-ups of a session wait."""
-        return self._of_session.get(session, 0)
+        return self._of_session.get(session, (0, 0))[0]
 
     def _all_there(self, wait: _Wait) -> bool:
         sizes = self._sizes(wait.names)
@@ -76,8 +82,9 @@ class Waits:
         gone = set(map(id, over))
         self._waits = [wait for wait in self._waits if id(wait) not in gone]
         for wait in over:
-            left = self._of_session[wait.session] - 1
-            if left:
-                self._of_session[wait.session] = left
+            waits, names = self._of_session[wait.session]
+            self._names -= len(wait.names)
+            if waits > 1:
+                self._of_session[wait.session] = (waits - 1, names - len(wait.names))
             else:
                 del self._of_session[wait.session]

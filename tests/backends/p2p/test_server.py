@@ -8,7 +8,7 @@ import os
 import time
 
 import pytest
-from p2p_bench import run, until
+from p2p_bench import PATIENCE_S, run, until
 from p2p_serving import Asker, serving
 from p2p_sources import CountingSource, content
 
@@ -323,7 +323,7 @@ def test_a_record_that_is_spoilt_when_it_is_sealed_is_not_sent() -> None:
 def test_a_fetch_waits_for_records_that_are_all_lent_out() -> None:
     async def test() -> None:
         source = CountingSource(sizes(5, 100), most_loans=1)
-        async with serving(source) as s:
+        async with serving(source, loan_s=PATIENCE_S) as s:
             asker = s.asker()
             await asker.hello()
             assert await asker.fetch(*sizes(5, 100).items()) == ((FOUND, 100),) * 5
@@ -342,10 +342,24 @@ def test_a_fetch_waits_for_records_that_are_all_lent_out() -> None:
     run(test)
 
 
-def test_one_fetch_too_many_is_busy() -> None:
+def test_a_record_that_cannot_be_lent_for_long_is_busy() -> None:
+    """Whoever asks may have another peer to ask, or compute it."""
+
     async def test() -> None:
         source = CountingSource({"a": 100}, most_loans=0)
-        async with serving(source, session_fetches=2) as s:
+        async with serving(source, loan_s=0.1) as s:
+            asker = s.asker()
+            await asker.hello()
+            assert await asker.fetch(("a", 100)) == ((BUSY, 100),)
+
+    run(test)
+
+
+@pytest.mark.parametrize("limits", [{"session_fetches": 2}, {"session_items": 3}])
+def test_one_fetch_too_many_is_busy(limits: dict[str, int]) -> None:
+    async def test() -> None:
+        source = CountingSource({"a": 100}, most_loans=0)
+        async with serving(source, loan_s=PATIENCE_S, **limits) as s:
             asker = s.asker()
             await asker.hello()
             for number in (1001, 1002):
@@ -354,6 +368,7 @@ def test_one_fetch_too_many_is_busy() -> None:
             source.most_loans = 1
             for number in (1001, 1002):
                 assert (await asker.answer(number, Result)).statuses == ((FOUND, 100),)
+            assert await asker.fetch(("a", 100), ("a", 100)) == ((FOUND, 100), (FOUND, 100))
 
     run(test)
 

@@ -104,6 +104,14 @@ def test_one_too_many_is_not_taken() -> None:
     assert waits.add(BOB, ["a"], 10.0, list)
 
 
+def test_one_name_too_many_is_not_taken() -> None:
+    waits = waits_for(Records(), session_wait_names=5, max_wait_names=8)
+    assert [waits.add(ALICE, ["a", "b"], 10.0, list) for _ in range(3)] == [True, True, False]
+    assert [waits.add(BOB, list("abcd"), 10.0, list), waits.add(BOB, list("efg"), 10.0, list)] == [True, False]
+    waits.look(20.0)
+    assert waits.add(BOB, list("abcde"), 10.0, list)
+
+
 def test_an_answer_may_begin_another_wait() -> None:
     records = Records("a")
     waits = waits_for(records, session_waits=1)
@@ -122,11 +130,12 @@ def test_each_is_answered_at_the_first_look_at_which_all_are_there(wanted: list[
     records = Records()
     waits = waits_for(records)
     answered: dict[int, int] = {}
-    come = -1
+    here = 0
     for number, names in enumerate(wanted):
-        waits.add(ALICE, [str(name) for name in names], 1e9, lambda number=number: answered.__setitem__(number, come))  # type: ignore[misc]
+        waits.add(ALICE, [str(name) for name in names], 1e9, lambda number=number: answered.__setitem__(number, here))  # type: ignore[misc]
     waits.look(0.0)
-    for come, name in enumerate(order):
+    for name in order:
         records.there.add(str(name))
+        here = len(records.there) - 1
         waits.look(0.0)
     assert answered == {number: max(map(order.index, names)) for number, names in enumerate(wanted)}
