@@ -24,6 +24,9 @@ _BATCH_BYTES = 32 << 20
 """Records of one Fetch that are lent, sealed and sent together."""
 _LOAN_POLL_S = 0.005
 """Between two tries to borrow a record that is there while all that may be lent is lent."""
+_LATE_S = 5.0
+"""How much longer than its asker the data plane waits for a transfer. One that lands late has a result, which settles the asker's doubts;
+of one that is given up nobody can say any more whether it landed."""
 _SETTLE_S = 0.5
 
 Item = tuple[str, int, int, int]
@@ -161,11 +164,11 @@ class Fetches:
         def write() -> tuple[dict[int, Borrowed], list[PutResult]]:
             good = _sealed(lent)
             pieces = [(borrowed.buffer, target.regions[items[index][2]][0] + items[index][3]) for index, borrowed in good.items()]
-            return good, plane.send(session.id, pieces, deadline) if pieces else []
+            return good, plane.send(session.id, pieces, Deadline(deadline.at_s + _LATE_S)) if pieces else []
 
         items = fetch.items
         async with session.calls:
-            if session.ended:
+            if session.ended or deadline.expired:
                 return []
             try:
                 good, results = await self._workers.run(write)

@@ -15,7 +15,7 @@ __all__ = ["FakePlane"]
 
 
 class FakePlane:
-    """What is sent lands at once, is held until `free`, or is in doubt until it is settled.
+    """What is sent lands at once, is held until `free` or its deadline, or is in doubt until it is settled.
 
     Attributes:
         mode: "land", "hold", "doubt", "unknown", or an error that `send` raises.
@@ -53,11 +53,10 @@ class FakePlane:
         with self._lock:
             self.sending += 1
             self.most_sending = max(self.most_sending, self.sending)
-        if self.mode == "hold":
-            assert self.free.wait(PATIENCE_S)
+        freed = self.mode != "hold" or self.free.wait(min(deadline.remaining_s(), PATIENCE_S))
         with self._lock:
             self.sending -= 1
-            if self.mode == "doubt":
+            if self.mode == "doubt" or not freed:
                 tickets = [next(self._tickets) for _ in pieces]
                 self._doubts.update(tickets)
                 return [PutResult(PutStatus.IN_DOUBT, ticket=ticket) for ticket in tickets]

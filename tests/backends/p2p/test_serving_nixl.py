@@ -110,6 +110,24 @@ def test_loans_are_out_and_there_is_no_result_while_a_transfer_is_in_doubt() -> 
     run(test)
 
 
+def test_a_transfer_that_lands_late_has_a_result() -> None:
+    """It is what settles the doubts of an asker that waits no more."""
+
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            plane.mode = "hold"
+            asking = asyncio.ensure_future(ask(asker, ("a", 100, 0, 0), deadline_s=2.0))
+            await until(lambda: plane.sending)
+            await asyncio.sleep(2.1)
+            assert not asking.done()
+            plane.free.set()
+            assert await asking == ((FOUND, 100),)
+
+    run(test)
+
+
 @pytest.mark.parametrize("mode", ["doubt", "unknown"])
 def test_a_transfer_that_broke_off_ends_the_session_without_a_result(mode: str) -> None:
     """INT-07: bytes on their way land all the same, so the asker must not take its places for free."""
