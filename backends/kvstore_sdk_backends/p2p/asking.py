@@ -50,6 +50,17 @@ async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [one for one in done if not isinstance(one, BaseException)]
 
 
+def _told(doing: str, error: BackendError, until_s: float) -> BackendError:
+    """The error as whoever called has it: that of the operation. Once its time is up, that is what is the matter."""
+    kind = TimedOutError if isinstance(error, TimedOutError) or time.monotonic() >= until_s else UnavailableError
+    return kind(f"{doing}: {str(error).removeprefix('p2p ')}")
+
+
+def _lost(name: str, error: BackendError, until_s: float) -> GetResult:
+    told = _told(f"p2p get {name}", error, until_s)
+    return _TIMED_OUT if isinstance(told, TimedOutError) else GetResult.failed(told)
+
+
 class Asking:
     """All of it belongs to the loop.
 
@@ -71,7 +82,7 @@ class Asking:
     async def exists(self, names: Sequence[str], until_s: float) -> list[bool | Failure]:
         hunt = await self._lookups.find(names, until_s, wait=True)
         failure = hunt.failure()
-        absent: bool | Failure = Failure(failure) if failure is not None else False
+        absent: bool | Failure = Failure(_told("p2p exists", failure, until_s)) if failure is not None else False
         return [absent if name in hunt.missing else True for name in names]
 
     async def get(self, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> list[GetResult]:
@@ -91,7 +102,7 @@ class Asking:
                 for name in hunt.missing:
                     del left[name]
                     if name not in answers or answers[name].status is GetStatus.MISSING:
-                        answers[name] = GetResult.failed(failure) if failure is not None else _MISSING
+                        answers[name] = _lost(name, failure, until_s) if failure is not None else _MISSING
             groups: dict[tuple[Peer, Link], list[Get]] = {}
             for name, get in left.items():
                 if (place := self._places.of(name)) is None:
@@ -152,14 +163,11 @@ class Asking:
         try:
             if self._landing is None:
                 raise UnavailableError("p2p: this node has no data plane")
-            result = await self._landing.fetch(link, gets, until_s, opened)
+            return self._judge(link, gets, await self._landing.fetch(link, gets, until_s, opened))
         except InDoubtError as error:
-            return [GetResult(GetStatus.IN_DOUBT, error=error, ticket=error.doubt)] * len(gets)
-        except TimedOutError:
-            return [_TIMED_OUT] * len(gets)
+            return [GetResult(GetStatus.IN_DOUBT, _told(f"p2p get {get.name}", error, until_s), error.doubt) for get in gets]
         except BackendError as error:
-            return [GetResult.failed(error)] * len(gets)
-        return self._judge(link, gets, result)
+            return [_lost(get.name, error, until_s) for get in gets]
 
     async def _over_zmq(self, link: Link, gets: Sequence[Get], until_s: float) -> list[GetResult]:
         assert link.receiver is not None
@@ -167,21 +175,22 @@ class Asking:
         left_ms = max(1, min(MAX_WAIT_MS, int((until_s - time.monotonic()) * 1000)))
         arrival = link.receiver.expect(number, {index: get.into[0] for index, get in enumerate(gets)})
         answer: asyncio.Future[Result] | None = None
+        # Of what has arrived, unless the peer says something else.
+        results = [_FOUND] * len(gets)
         try:
             answer = link.post(Fetch(number, 0, left_ms, tuple((get.name, get.size_bytes, 0, 0) for get in gets)), Result)
             news: list[asyncio.Future[Any]] = [answer, arrival.over]
             await asyncio.wait(news, timeout=max(0.0, until_s - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
-            results = [_FOUND] * len(gets)
             if arrival.missing and (answer.done() or link.ended):
                 results = self._judge(link, gets, answer.result())
                 arrival.skip(index for index, result in enumerate(results) if result is not _FOUND)
                 await arrival.wait(Deadline(until_s))
-            lost = _TIMED_OUT
-            if link.ended:
-                lost = GetResult.failed(link.error)
-            return [lost if index in arrival.missing else result for index, result in enumerate(results)]
+            if arrival.missing and link.ended:
+                raise link.error
+            return [_TIMED_OUT if index in arrival.missing else result for index, result in enumerate(results)]
         except BackendError as error:
-            return [GetResult.failed(error) if index in arrival.missing else _FOUND for index in range(len(gets))]
+            lost = [_lost(get.name, error, until_s) for get in gets]
+            return [lost[index] if index in arrival.missing else result for index, result in enumerate(results)]
         finally:
             # From here on no byte is written.
             arrival.cancel()
@@ -189,14 +198,17 @@ class Asking:
                 answer.cancel()
 
     def _judge(self, link: Link, gets: Sequence[Get], result: Result) -> list[GetResult]:
-        """What a peer says of each, which ends the session where it cannot be."""
+        """What a peer says of each.
+
+        Raises:
+            UnavailableError: that cannot be; it ends the session.
+        """
         judged = []
         for get, (code, size_bytes) in zip(gets, result.statuses, strict=True):
             asked_bytes = get.size_bytes
             if (code == FOUND and size_bytes != asked_bytes) or (code == WRONG_SIZE and size_bytes in (0, asked_bytes)):
                 self.counts["breaches"] += 1
-                error = link.end(f"answered status {code} and {size_bytes} bytes for a record of {asked_bytes}")
-                return [GetResult.failed(error)] * len(gets)
+                raise link.end(f"answered status {code} and {size_bytes} bytes for a record of {asked_bytes}")
             if code == FOUND:
                 judged.append(_FOUND)
             elif code == MISSING:

@@ -43,6 +43,7 @@ __all__ = ["CONNECT_S", "Greeting", "Link", "PeerRefusedError"]
 
 CONNECT_S = 3.0
 """From the first packet to the Welcome."""
+_REASON_S = 1.0
 MAX_QUESTIONS = 4096
 """Without an answer, those that nobody waits for any more among them. A peer that lets so many come together is not answering."""
 
@@ -149,7 +150,15 @@ class Link:
         link = cls(address, greeting, context, security)
         try:
             hello = Hello(link.number(), VERSIONS, greeting.node, greeting.namespace, greeting.layout, greeting.paths)
-            welcome = await link.ask(hello, Welcome, time.monotonic() + CONNECT_S)
+            try:
+                welcome = await link.ask(hello, Welcome, time.monotonic() + CONNECT_S)
+            except TimedOutError:
+                raise
+            except UnavailableError as error:
+                # A handshake that is refused takes the way of the Hello with it, some ms before the monitor says why.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(link.wait_ended(), _REASON_S)
+                raise (link.error if link.ended else error) from None
             if welcome.version != VERSION or welcome.path not in greeting.paths:
                 raise UnavailableError(
                     f"p2p peer {address}: welcomes version {welcome.version}, path {welcome.path!r}, which were not offered"

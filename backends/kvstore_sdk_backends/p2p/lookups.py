@@ -91,7 +91,7 @@ class Lookups:
         live = await self._peers.live(min(until_s, time.monotonic() + self._answer_timeout_s))
         waiting = deque(peer for peer in live if peer not in hunt.avoid)
         if not live:
-            hunt.fail(UnavailableError(f"p2p: no peer can be asked now: {self._peers.why_none()}"))
+            hunt.fail(UnavailableError(f"no peer can be asked now: {self._peers.why_none()}"))
             return
         running: set[asyncio.Task[None]] = set()
         while hunt.missing and (waiting or running):
@@ -100,7 +100,7 @@ class Lookups:
                 running.add(self._keep(asyncio.ensure_future(ask)))
             done, running = await asyncio.wait(running, timeout=max(0.0, until_s - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                hunt.fail(TimedOutError("p2p: no peer has answered by the deadline"))
+                hunt.fail(TimedOutError("no peer has answered by the deadline"))
                 return
 
     def _ask_named(self, hint: Hinted, names: Sequence[str], hunt: Hunt, until_s: float) -> asyncio.Task[None]:

@@ -315,3 +315,20 @@ def test_a_peer_that_never_gives_what_it_has_hides_nothing_that_another_has(
             [result] = node.get([Get(f"v1/r{number}", (region.buffer(0, 100),))], soon())
             assert result.status is GetStatus.FOUND
         assert numbers(peer.asked, Fetch) <= 5
+
+
+def test_what_a_peer_does_not_have_is_missing_also_where_it_is_lost_before_the_rest_came(
+    open_node: Callable[..., P2PBackend], region: Region
+) -> None:
+    def answer(message: Any) -> Any:
+        if isinstance(message, Fetch):
+            peer.send_record(message.number, 0, b"here")
+            return [_result(message, (0, 4), (1, 0), (0, 4)), b"\xc1"]
+        return having(a=4, b=4, c=4)(message) if len(message.names) == 3 else having()(message)
+
+    with scripted_peer(lambda message: answer(message) if isinstance(message, (Fetch, Lookup)) else None) as peer:
+        node = open_node(peer.address)
+        assert node.exists(["v1/a", "v1/b", "v1/c"], soon()) == [True] * 3
+        results = node.get([Get(f"v1/{name}", (region.buffer(100 * place, 4),)) for place, name in enumerate("abc")], soon())
+        assert results[1].status is not GetStatus.FOUND
+        assert results[2].status is not GetStatus.FOUND
