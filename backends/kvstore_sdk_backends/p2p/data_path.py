@@ -34,7 +34,9 @@ _LOOK_S = 0.001
 _GRACE_S = 1.0
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
 _TURN = 8
-"""Messages taken from one socket before the loop does something else."""
+"""Messages taken from one socket before the loop does something else; records only until they have `_TURN_BYTES`, which takes a millisecond
+or two."""
+_TURN_BYTES = 4 << 20
 _CONNECTIONS = 4
 """To one data port at a time. The asker needs one, and whoever else connects does not stay."""
 _FROM_ASKER_BYTES = 4096
@@ -249,6 +251,10 @@ class Arrival:
             self.cancel()
 
 
+class _BreachError(Exception):
+    """The owner does not keep to the protocol. The text is a clause."""
+
+
 class Receiver:
     """The asker's end: copies records into the buffers that wait for them, and drops what nobody waits for."""
 
@@ -267,6 +273,7 @@ class Receiver:
         self._arrivals: dict[int, Arrival] = {}
         self._header = bytearray(HEADER.size)
         self._closed = False
+        self._again = False
         self._socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
         self._monitor: zmq.Socket = context.socket(zmq.PAIR, socket_class=zmq.Socket)
         try:
@@ -338,37 +345,48 @@ class Receiver:
         except zmq.Again:
             return
 
+    def _take_again(self) -> None:
+        self._again = False
+        self._take()
+
     def _take(self) -> None:
+        taken_bytes = 0
         try:
             for _ in range(_TURN):
                 if self._closed:
                     return
-                if (breach := self._take_one()) is not None:
-                    self._fail(breach)
-                    return
+                taken_bytes += self._take_one()
+                if taken_bytes >= _TURN_BYTES:
+                    break
         except zmq.Again:
+            return
+        except _BreachError as breach:
+            self._fail(str(breach))
             return
         except zmq.ZMQError as cause:
             self._fail(f"the data connection failed: {cause.strerror}")
             return
-        self._loop.call_soon(self._take)
+        # Once, however often the descriptor tells of more meanwhile.
+        if not self._again:
+            self._again = True
+            self._loop.call_soon(self._take_again)
 
-    def _take_one(self) -> str | None:
-        """Take a message, into its buffer where one waits. What is wrong with it otherwise."""
+    def _take_one(self) -> int:
+        """Take a message, into its buffer where one waits. Returns the bytes of its record."""
         if self._socket.recv_into(self._header, flags=zmq.NOBLOCK) != HEADER.size or not self._socket.rcvmore:
-            return "a data message is not a header and a record"
+            raise _BreachError("a data message is not a header and a record")
         number, index, size = HEADER.unpack(self._header)
         if not 0 < size <= MAX_RECORD_BYTES:
-            return "a data header has no size of a record"
+            raise _BreachError("a data header has no size of a record")
         arrival = self._arrivals.get(number)
         buffer = None if arrival is None else arrival._waiting.get(index)
         if buffer is not None and buffer.length != size:
-            return f"a record of {size} bytes came for one of {buffer.length}"
+            raise _BreachError(f"a record of {size} bytes came for one of {buffer.length}")
         # An empty buffer drops the frame. A frame that is longer than its buffer is cut, never written beyond it.
         came = self._socket.recv_into(bytearray() if buffer is None else buffer.view, flags=zmq.NOBLOCK)
         if came != size or self._socket.rcvmore:
-            return "a data message is not a header and a record"
+            raise _BreachError("a data message is not a header and a record")
         if arrival is not None and buffer is not None:
             del arrival._waiting[index]
             arrival._check()
-        return None
+        return size
