@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 HOT_S = 0.0002
 IDLE_S = 0.05
+MAX_KEPT = 64
+"""Peers that were dropped and not removed. One that comes back, as a peer does whose session broke, would take another connection, and
+leave the one before open at both ends."""
 UNSURE_S = 3.0
 """For which a transfer may be in a state that nobody knows. Then this process ends: that ends the transfer too."""
 
@@ -60,7 +63,8 @@ class Driver:
         # Taken before each call to the agent.
         self._moved = threading.Condition(threading.Lock())
         self._running: list[Transfer] = []
-        self._leaving: set[str] = set()
+        # Peers that are not loaded any more, the one that was dropped first comes first.
+        self._kept: dict[str, None] = {}
         self._hot_until_s = 0.0
         threading.Thread(target=self._drive, name="kvstore-nixl", daemon=True).start()
 
@@ -87,28 +91,31 @@ class Driver:
             Exception: of NIXL, or a ValueError. Nothing of it stays.
         """
         with self._moved:
-            self._leaving.discard(name)
+            self._kept.pop(name, None)
             try:
                 if self._nixl.add_remote_agent(metadata) != name.encode():
                     raise ValueError("another name")
                 self._nixl.prep_xfer_dlist(name, [(base, size, 0) for base, size in regions], "DRAM").release()
             except BaseException:
                 # Also what could not be loaded leaves a name behind, under which nothing else can be loaded then.
-                self._unload(name)
+                if not self._remove(name):
+                    self._kept[name] = None
                 raise
 
     def unload(self, name: str) -> None:
-        """Forget a peer. What is on its way to it goes on."""
+        """Nobody writes to this peer any more. What is on its way to it goes on. NIXL goes on knowing the last 64 of these."""
         with self._moved:
-            self._unload(name)
+            self._kept[name] = None
+            while len(self._kept) > MAX_KEPT and (oldest := next(filter(self._remove, list(self._kept)), "")):
+                del self._kept[oldest]
 
-    def _unload(self, name: str) -> None:
+    def _remove(self, name: str) -> bool:
+        """Unless something is on its way to it."""
         if any(transfer.peer == name for transfer in self._running):
-            self._leaving.add(name)
-            return
-        self._leaving.discard(name)
+            return False
         with suppress(Exception):
             self._nixl.remove_remote_agent(name)
+        return True
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int, int]]) -> Transfer:
         """Begin to write: local address, remote address, bytes of each piece.
@@ -172,6 +179,4 @@ class Driver:
         handle, transfer.handle = transfer.handle, None
         with suppress(Exception):
             self._nixl.release_xfer_handle(handle)
-        if transfer.peer in self._leaving:
-            self._unload(transfer.peer)
         transfer.over.set()

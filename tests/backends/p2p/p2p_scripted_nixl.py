@@ -39,7 +39,7 @@ class nixl_agent_config:
 
 class nixl_agent:
     def __init__(self, name, config):
-        self.name, self.known = name, set()
+        self.name, self.broken = name, set()
 
     def create_backend(self, backend, options):
         assert backend == "UCX"
@@ -72,17 +72,15 @@ class nixl_agent:
     def add_remote_agent(self, metadata):
         name = metadata.rpartition(b" ")[2]
         self._say("add", name.decode())
-        if b"broken" in metadata:
-            self.known.add(name)
+        if b"broken" in metadata or name in self.broken:
+            self.broken.add(name)
             raise type("nixlBackendError", (Exception,), {})()
-        assert name not in self.known, "it is known already"
-        self.known.add(name)
         return name
 
     @one_at_a_time
     def remove_remote_agent(self, name):
         self._say("remove", name)
-        self.known.discard(name.encode())
+        self.broken.discard(name.encode())
 
     @one_at_a_time
     def prep_xfer_dlist(self, name, pieces, kind):
