@@ -172,10 +172,10 @@ class P2PBackend:
         return self._doubts.settle(tickets, deadline)
 
     def register_region(self, region: Region) -> None:
-        """Let peers write into it, where data comes over NIXL. Up to 30 s."""
-        if refused := self._refused("register_region"):
-            raise refused
-        if self._landing is not None:
+        """Let peers write into it, where data comes over NIXL. Up to 30 s. After `close` nothing happens."""
+        if os.getpid() != self._pid:
+            raise self._forked("register_region")
+        if self._landing is not None and not self._closed:
             self._landing.add_region(region)
 
     def unregister_region(self, region: Region) -> None:
