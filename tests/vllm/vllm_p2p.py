@@ -55,7 +55,7 @@ def counters(engine: Engine) -> dict[str, int]:
 
 def record_names(engine: Engine) -> list[str]:
     """What its node serves."""
-    shelf = _shelf(engine)
+    shelf = backend_of(engine)._node.shelf
     if shelf is not None:
         return list(shelf._records)
     namespace = engine.store.identity.namespace
@@ -63,19 +63,16 @@ def record_names(engine: Engine) -> list[str]:
 
 
 def spoil(engine: Engine, name: str) -> None:
-    """Replace the payload of a record where it lies. Its header stays as it is."""
-    shelf = _shelf(engine)
-    if shelf is not None:
-        record = shelf._records[name]
-        view = shelf.region.buffer(record.offset, record.size_bytes).view
-    else:
-        (slot,) = [
-            slot
-            for key, slot in engine.store.host._slots.items()
-            if ChunkKey.from_engine(engine.store.identity.namespace, key).name == name
-        ]
-        view = engine.store.host.record(slot.number).view
-    view[HEADER_BYTES:] = random.Random(name).randbytes(len(view) - HEADER_BYTES)
+    """Replace the payload of a record where it lies, and leave its header: the checksum is that of what was there."""
+    for source in backend_of(engine)._node._sources:
+        (loan,) = source.lend([name])
+        if loan is not None:
+            assert loan.seal()
+            payload = loan.buffer.view[HEADER_BYTES:]
+            payload[:] = random.Random(name).randbytes(len(payload))
+            source.give_back([loan])
+            return
+    raise AssertionError(f"{name} is not there")
 
 
 def identity(engine: Engine) -> dict[str, str]:
@@ -105,10 +102,6 @@ def slow_step(engine: Engine, kind: str, folder: str) -> None:
         runner.execute_model = slowly
 
     engine._llm.collective_rpc(patch)
-
-
-def _shelf(engine: Engine) -> Any:
-    return backend_of(engine)._node.shelf
 
 
 def _multiply() -> None:
