@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import zmq
 
-from kvstore_sdk_backends.p2p.messages import MISSING, Fetch, Found, Hello, Lookup, MessageError, Result, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.messages import MISSING, VERSION, Fetch, Found, Hello, Lookup, MessageError, Result, Welcome, decode, encode
 
 __all__ = ["FakePeer"]
 
@@ -95,7 +95,7 @@ class FakePeer:
             return None
         if isinstance(message, Hello):
             path = "zmq" if "zmq" in message.paths else message.paths[0]
-            return Welcome(message.number, 0, self.node, path, self._data_port, 256, 256, 10_000)
+            return Welcome(message.number, VERSION, self.node, path, self._data_port, 256, 256, 10_000)
         if isinstance(message, Lookup):
             return Found(message.number, (self._size,) * len(message.names))
         if isinstance(message, Fetch):

@@ -1,4 +1,4 @@
-"""Nodes as the conformance suite opens them: with a peer that has the records."""
+"""Nodes as the conformance suite opens them: with the records of a location on their own shelf, or at a peer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import dataclasses
 import functools
 import hashlib
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal
+from unittest import mock
 
+import kvstore_sdk_backends.p2p.node as p2p_node_module
 from kvstore_sdk.backend import (
+    Backend,
     Capabilities,
     ClosedError,
     Deadline,
@@ -23,10 +28,37 @@ from kvstore_sdk.backend import (
     Ticket,
     open_backend,
 )
+from kvstore_sdk_backends.p2p.shelf import Shelf
 
-__all__ = ["Asker", "open_asker"]
+__all__ = ["Asker", "open_asker", "open_node"]
 
 Data = Literal["zmq", "nixl"]
+
+MAX_SHELVES = 4
+"""Of the locations that were opened last; a check uses three at most."""
+
+
+class _Shelf(Shelf):
+    """Stays when its node is closed, as the suite asks of a location. A node has its own otherwise."""
+
+    def close(self) -> None:
+        pass
+
+
+_shelves: OrderedDict[str, _Shelf] = OrderedDict()
+_opening = threading.Lock()
+
+
+def open_node(location: str, *, serve_bytes: int = 64 << 20, data: Data = "zmq") -> Backend:
+    """A node without peers. In this process all of a location share a shelf."""
+    with _opening:
+        shelf = _shelves.pop(location, None) or _Shelf(serve_bytes)
+        _shelves[location] = shelf
+        while len(_shelves) > MAX_SHELVES:
+            _, old = _shelves.popitem(last=False)
+            Shelf.close(old)
+        with mock.patch.object(p2p_node_module, "Shelf", return_value=shelf):
+            return open_backend("p2p://127.0.0.1:0", {"serve_bytes": serve_bytes, "data": data})
 
 
 @functools.cache
