@@ -44,8 +44,8 @@ class Loan(Protocol):
 
 
 class RecordSource(Protocol):
-    """Records in the engine's host memory that may be given to others. Thread-safe; raises nothing; answers in microseconds, whatever the
-    engine does, and in some tens of ms while it is being reset or closed.
+    """Records in the engine's host memory that may be given to others. Thread-safe; raises nothing; answers in microseconds, or some ms
+    while the engine's own thread is at the same books, and has nothing while the engine is being reset or closed.
 
     Whatever is lent is given back, each loan once and to the source that lent it; before `Backend.close` returns, all of it: memory that is
     still lent then cannot be let go for as long as the process lives.

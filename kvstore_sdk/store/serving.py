@@ -23,8 +23,8 @@ __all__ = ["HostSource", "Serving"]
 logger = logging.getLogger(__name__)
 
 _READY = SlotState.READY
-_LOCK_S = 0.05
-"""Longest that a call waits for the store's lock. Whoever holds it for longer resets or closes the store: nothing is to be had then."""
+_LOCK_S = 0.2
+"""Longest that a call waits for the store's lock. Where machine and engine are that busy, nothing is to be had."""
 
 
 class _HostLoan:
@@ -56,8 +56,8 @@ class _HostLoan:
 class HostSource:
     """The `RecordSource` of one tier's backend. Every method is for any thread, and none raises.
 
-    The store's lock is never waited for longer than some ten milliseconds: not for `sizes`, which takes none, nor for what is given back,
-    which whoever holds the lock takes in.
+    The store's lock, which is held for some ms at most, is never waited for long: not for `sizes`, which takes none, nor for what is given
+    back, which whoever holds the lock takes in.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def test_a_request_waits_for_what_its_peer_is_about_to_have(new_stand: NewStand,
 
 
 def test_a_wait_that_ends_without_it_is_a_miss(new_stand: NewStand, peer: Waiting) -> None:
-    stand = new_stand(peer, **SHORT)
+    stand = new_stand(peer)
     request = hinted(stand, 0.3)
     began_s = time.monotonic()
     assert stand.ask(keys(2), request) == [MISS] * 2

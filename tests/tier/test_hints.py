@@ -405,15 +405,16 @@ def test_close_waits_for_no_wait(new_patient: Callable[..., Engine], peer: Asked
     assert not engine.tier.touches_memory
 
 
-def test_the_end_of_a_request_drops_what_it_did_not_ask_yet(new_patient: Callable[..., Engine], shelf: str) -> None:
+def test_the_end_of_a_request_drops_what_it_did_not_ask_yet(new_engine: NewEngine, new_patient: Callable[..., Engine], shelf: str) -> None:
     peer = AskedPeer(open_memory(shelf), max_concurrency=5)
     engine = new_patient(peer, io_threads=2)
-    for number in range(3):
-        engine.tier.begin_request(f"w{number}", Hint("peer:1", 0.5))
+    for number, wait_s in enumerate((10 * LIMIT_S, 10 * LIMIT_S, 0.2)):
+        engine.tier.begin_request(f"w{number}", Hint("peer:1", wait_s))
         engine.tier.lookup(f"w{number}", key(number))
         engine.step()
     engine.wait(lambda: peer.waiting == 1, "the wait")
     engine.tier.end_request("w1")
+    fill(new_engine, shelf, [key(0)], peer)
     engine.wait(lambda: engine.tier.lookup("w2", key(2)) is MISS, "the end of the last wait")
     assert len(peer.told) == 2
 
