@@ -1,10 +1,11 @@
-"""A TieredStore over a folder, an object store and an isolated folder, under faults, for as long as is asked.
+"""A TieredStore over peers, a folder, an object store and an isolated folder, under faults, for as long as is asked.
 
     python tests/soak/soak.py --seconds 900 --out build/soak
 
-Engines in processes of their own share the stores. Faults come by a schedule that is drawn from the seed: in the backends, in the network
-of the object store, and as `kill -9` of engines and of isolated children. Every byte of every hit is compared with what its key must hold.
-Once a second the kernel is asked for memory, descriptors and threads. In the end all come to rest, look at every chunk, and close.
+Engines in processes of their own share the stores, and load from each other's host memory. Faults come by a schedule that is drawn from the
+seed: in the backends, in the network of the object store, and as `kill -9` of engines and of isolated children. Every byte of every hit is
+compared with what its key must hold. Once a second the kernel is asked for memory, descriptors and threads. In the end all come to rest,
+look at every chunk, and close.
 
 Exit code 0: no wrong byte, nothing stuck, nothing left, and all flat. 1: not so; the findings say what. 2: a wrong command line.
 """
@@ -16,6 +17,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -47,6 +49,13 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def free_addresses(count: int) -> list[str]:
+    """Of loopback. Workers listen there one after another, so they are chosen before there is one."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
 class Soak:
     """One run: `run` does everything."""
 
@@ -61,6 +70,7 @@ class Soak:
         self._children: set[int] = set()
         self._kills_s: list[float] = []
         self._until_s = 0.0
+        self._addresses: list[str] = []
 
     def run(self) -> list[Finding]:
         plan, run = self._plan, self._run
@@ -72,7 +82,8 @@ class Soak:
             run.network_episodes = len(self._network.episodes)
         # Faults go on while workers open, and somewhat shorter than the traffic.
         self._until_s = time.monotonic() + plan.seconds + 2.0
-        self._workers = [self._start() for _ in range(plan.workers)]
+        self._addresses = free_addresses(plan.workers) if "p2p" in plan.tiers else []
+        self._workers = [self._start(place) for place in range(plan.workers)]
         for worker in self._workers:
             if not worker.wait_ready():
                 raise SystemExit(f"soak: a worker did not start; see {plan.out}/worker-{worker.life}.log")
@@ -86,10 +97,16 @@ class Soak:
         self._say(findings, write_papers(run, findings, self._lanes(), self._kills_s))
         return findings
 
-    def _start(self) -> WorkerProcess:
+    def _start(self, place: int) -> WorkerProcess:
+        """A worker that takes this place among the others, and its address."""
         life, self._lives = self._lives, self._lives + 1
-        s3 = self._network.s3 if self._network is not None else {}
-        worker = WorkerProcess(self._plan, life, self._until_s, s3, planted=life == 0)
+        places: dict[str, dict[str, Any]] = {}
+        if self._network is not None:
+            places["s3"] = self._network.s3
+        if self._addresses:
+            others = [address for number, address in enumerate(self._addresses) if number != place]
+            places["p2p"] = {"location": self._addresses[place], "peers": ",".join(others)}
+        worker = WorkerProcess(self._plan, life, self._until_s, places, planted=life == 0)
         self._stack.callback(worker.kill)
         return worker
 
@@ -167,7 +184,7 @@ class Soak:
         self._run.reports.append(worker.report)
         self._run.kills += 1
         self._kills_s.append(at_s)
-        self._workers[place] = self._start()
+        self._workers[place] = self._start(place)
 
     def _kill_child(self) -> None:
         children = [child for worker in self._workers if worker.is_running for child in children_of(worker.pid)]
@@ -185,7 +202,7 @@ class Soak:
                 if place == 0:
                     return False
                 self._run.reports.append(worker.report)
-                self._workers[place] = self._start()
+                self._workers[place] = self._start(place)
         return True
 
     def _end(self) -> None:
@@ -208,7 +225,7 @@ class Soak:
         while time.monotonic() < until_s and any(map(is_alive, self._children)):
             time.sleep(0.1)
         run.left_behind = [f"child {child}" for child in self._children if is_alive(child)]
-        for tier in ("fs", "s3"):
+        for tier in ("p2p", "fs", "s3"):
             if tier in self._plan.tiers:
                 run.scheduled.update(episode.kind for episode in schedule_of(self._plan, tier, 0, self._plan.seconds).episodes)
 
@@ -242,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=900.0, help="of traffic under faults (default: 900)")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default: 1)")
     parser.add_argument("--out", default="build/soak", help="folder for what it says; emptied first (default: build/soak)")
-    parser.add_argument("--tiers", default="isolated,fs,s3", help="which, separated by commas (default: all)")
+    parser.add_argument("--tiers", default="p2p,isolated,fs,s3", help="which, separated by commas (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the stores (default: 2)")
     parser.add_argument("--stuck-s", type=float, default=20.0, help="what takes longer is stuck (default: 20)")
     parser.add_argument("--rest-s", type=float, default=30.0, help="how long coming to rest may take (default: 30)")

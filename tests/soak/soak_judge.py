@@ -21,8 +21,8 @@ BLOCKS = 16
 FLAT: Mapping[str, float] = {"memory_bytes": 8 << 20, "child_memory_bytes": 16 << 20, "descriptors": 8.0, "threads": 4.0}
 """How much each may surely grow over the time that is judged. Less is noise of an allocator, of connections and of calls that hang."""
 
-REST_DESCRIPTORS = 16 + 8
-"""Connections that a store keeps, and those of a child."""
+REST_DESCRIPTORS = 16 + 8 + 24
+"""Connections that a store keeps, those of a child, and those with a peer, both ways, by which it is asked and asks."""
 REST_THREADS = 4
 
 

@@ -45,7 +45,7 @@ class Plan:
         seconds: Of traffic under faults. What comes before and after takes some seconds more.
         seed: Of everything that is drawn.
         out: Folder for what it says and what its processes need.
-        tiers: Which, in the order in which they are asked: `isolated`, `fs`, `s3`.
+        tiers: Which, in the order in which they are asked: `p2p`, `isolated`, `fs`, `s3`.
         workers: Processes that share the stores. The first lives as long as the soak; the others are killed again and again.
         documents: Prefixes that requests begin with; with `chunks` of them each.
         host_bytes: Of each worker's host memory.
@@ -60,7 +60,7 @@ class Plan:
     seconds: float
     seed: int
     out: str
-    tiers: tuple[str, ...] = ("isolated", "fs", "s3")
+    tiers: tuple[str, ...] = ("p2p", "isolated", "fs", "s3")
     workers: int = 2
     documents: int = 60
     chunks: int = 12
@@ -73,8 +73,8 @@ class Plan:
     plant: str = ""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.tiers) - {"fs", "s3", "isolated"}:
-            raise ValueError(f"soak: tiers: {unknown.pop()!r} is none; choose from fs, s3, isolated")
+        if unknown := set(self.tiers) - {"p2p", "isolated", "fs", "s3"}:
+            raise ValueError(f"soak: tiers: {unknown.pop()!r} is none; choose from p2p, isolated, fs, s3")
         if self.seconds <= 0 or self.workers < 1:
             raise ValueError(f"soak: seconds {self.seconds} and workers {self.workers} must be positive")
 

@@ -29,7 +29,7 @@ class WorkerProcess:
         end: What it said when it had closed; None before.
     """
 
-    def __init__(self, plan: Plan, life: int, until_s: float, s3: dict[str, Any], planted: bool) -> None:
+    def __init__(self, plan: Plan, life: int, until_s: float, places: dict[str, dict[str, Any]], planted: bool) -> None:
         self.life = life
         self.ready: dict[str, Any] | None = None
         self.report: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class WorkerProcess:
             self._process = subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._reader = threading.Thread(target=self._read, name=f"soak-reader-{life}", daemon=True)
         self._reader.start()
-        needs = {"plan": plan.text(), "life": life, "until_s": until_s, "s3": s3, "planted": planted}
+        needs = {"plan": plan.text(), "life": life, "until_s": until_s, "places": places, "planted": planted}
         self._tell(json.dumps(needs))
 
     @property

@@ -54,6 +54,19 @@ def _faulty_fs(location: str, plan: Plan, tier: str, life: int, until_s: float) 
     return FaultyBackend(open_fs(location, max_bytes=plan.fs_bytes), script, seed=plan.seed, max_events=100), script
 
 
+def _open_s3(**place: Any) -> Backend:
+    from kvstore_sdk_backends.s3 import open_s3
+
+    return open_s3(engine="s3fs", addressing="path", concurrency=S3_CONNECTIONS, read_timeout_s=2.0, **place)
+
+
+def _open_p2p(**place: Any) -> Backend:
+    """A node that serves this worker's host memory to the others, and asks them. Leases are short, for what is lent is no rest."""
+    from kvstore_sdk_backends.p2p import open_p2p
+
+    return open_p2p(data="zmq", lease_s=2.0, answer_timeout_s=0.5, **place)
+
+
 class WatchedTier(Tier):
     """Knows how long its jobs take, by what it was asked and what it returned.
 
@@ -97,15 +110,16 @@ class SoakStore:
         tiers: By name.
     """
 
-    def __init__(self, plan: Plan, life: int, until_s: float, s3: dict[str, Any]) -> None:
-        """`life` tells workers and their restarts apart; faults end at `until_s` of the monotonic clock; `s3` is for `open_s3`."""
+    def __init__(self, plan: Plan, life: int, until_s: float, places: dict[str, dict[str, Any]]) -> None:
+        """`life` tells workers and their restarts apart; faults end at `until_s` of the monotonic clock; `places` are for `open_s3` and
+        `open_p2p`."""
         self._plan = plan
         self._schedules: list[tuple[FaultyBackend, Schedule]] = []
         made = identity("w0")
         self.backends: dict[str, Backend] = {}
         try:
             for tier in plan.tiers:
-                self.backends[tier] = self._open(tier, life, until_s, s3)
+                self.backends[tier] = self._open(tier, life, until_s, places)
         except BaseException:
             for backend in self.backends.values():
                 backend.close()
@@ -119,16 +133,14 @@ class SoakStore:
         below = [StoreTier(name, tier) for name, tier in self.tiers.items()]
         self.store = TieredStore(self.host, below, identity=made, settings=StoreSettings(**STORE_SETTINGS), name="soak", events=True)
 
-    def _open(self, tier: str, life: int, until_s: float, s3: dict[str, Any]) -> Backend:
+    def _open(self, tier: str, life: int, until_s: float, places: dict[str, dict[str, Any]]) -> Backend:
         if tier == "isolated":
             return self._open_isolated(life, until_s)
         if tier == "fs":
             faulty, script = _faulty_fs(self._plan.folder(tier), self._plan, tier, life, until_s)
         else:
-            from kvstore_sdk_backends.s3 import open_s3
-
             script = schedule_of(self._plan, tier, life, until_s - time.monotonic())
-            backend = open_s3(engine="s3fs", addressing="path", concurrency=S3_CONNECTIONS, read_timeout_s=2.0, **s3)
+            backend = _open_s3(**places[tier]) if tier == "s3" else _open_p2p(**places[tier])
             faulty = FaultyBackend(backend, script, seed=self._plan.seed, max_events=100)
         self._schedules.append((faulty, script))
         return faulty

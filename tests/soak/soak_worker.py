@@ -49,16 +49,16 @@ class Worker:
         self._is_planted = needs["planted"]
         self._until_s = needs["until_s"]
         self._before = (descriptors(), threading.active_count())
-        self._stand = self._open(needs["s3"])
+        self._stand = self._open(needs["places"])
         self._engine = SoakEngine(self._plan, self._stand, hash_of(self._plan.seed, "engine", self._life))
         self._kept: list[Any] = []
 
-    def _open(self, s3: dict[str, Any]) -> SoakStore:
+    def _open(self, places: dict[str, dict[str, Any]]) -> SoakStore:
         """Whoever restarts while the network fails is refused, and tries again."""
         until_s = time.monotonic() + OPEN_S
         while True:
             try:
-                return SoakStore(self._plan, self._life, self._until_s, s3)
+                return SoakStore(self._plan, self._life, self._until_s, places)
             except KVStoreError as error:
                 if time.monotonic() >= until_s:
                     raise

@@ -31,7 +31,7 @@ def good_run() -> Run:
             )
         )
     run.scheduled = Counter(dict.fromkeys(("errors", "hangs"), 3))
-    counts = {"hits host": 5, "hits fs": 4, "hits s3": 3, "hits isolated": 2, "verified_bytes": 10**6}
+    counts = {"hits host": 5, "hits fs": 4, "hits s3": 3, "hits isolated": 2, "hits p2p": 1, "verified_bytes": 10**6}
     run.reports = [{"counts": counts, "fired": {"errors": 9, "hangs": 1}}]
     end = {"rested": True, "why": "", "free": True, "descriptors_left": 0, "threads_left": []}
     end |= {"descriptors_at_rest": 25, "threads_at_rest": 10}
