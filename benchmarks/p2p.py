@@ -30,6 +30,8 @@ MARGIN_BYTES = 1 << 20
 JUDGED_FROM_BYTES = 256 << 10
 # As many chunks as the measurements of vLLM's tier had.
 CHUNKS = {64 << 10: 256, 256 << 10: 128, 1 << 20: 64, 4 << 20: 32, 16 << 20: 8}
+IDLE_S = 5.0
+LOAD_TIMEOUT_S = 5.0
 TRANSPORTS = {"default": "", "tcp": "tcp"}
 
 
@@ -40,7 +42,8 @@ class Pair:
         script, memory = HERE / "p2p_child.py", str(memory_bytes)
         self._owner = Child(script, "owner", side, memory, "", data, tls)
         for size, count in fills:
-            address = self._owner.ask({"op": "fill", "bytes": size, "count": count})["address"]
+            filled = self._owner.ask({"op": "fill", "bytes": size, "count": count})
+        address, self._owners = filled["address"], filled.get("pids", [])
         self._asker = Child(script, "asker", side, memory, address, data, tls)
         self.each: list[float] = []
 
@@ -48,6 +51,15 @@ class Pair:
         answer = self._asker.ask({"op": op, "bytes": size, "count": count, "seconds": seconds})
         self.each += answer.get("each", [])
         return float(answer["rate"])
+
+    def idle(self, seconds: float) -> float:
+        """Cores that a node takes."""
+        return float(self._asker.ask({"op": "idle", "seconds": seconds})["cores"])
+
+    def paused(self, size: int, count: int, timeout_s: float) -> float:
+        """Seconds until a load ends whose owner is stopped."""
+        question = {"op": "paused", "bytes": size, "count": count, "timeout_s": timeout_s, "pids": self._owners}
+        return float(self._asker.ask(question)["seconds"])
 
     def close(self) -> None:
         self._asker.close()
@@ -70,6 +82,18 @@ class Vllm:
         rate = float(self._asker.ask({"port": self._port, "seconds": seconds})["rate"])
         self._signal(signal.SIGSTOP)
         return rate
+
+    def idle(self, seconds: float) -> float:
+        self._signal(signal.SIGCONT)
+        cores = float(self._asker.ask({"idle": seconds})["cores"])
+        self._signal(signal.SIGSTOP)
+        return cores
+
+    def paused(self) -> float:
+        self._signal(signal.SIGCONT)
+        seconds = float(self._asker.ask({"paused": self._pids[0], "port": self._port})["seconds"])
+        self._signal(signal.SIGSTOP)
+        return seconds
 
     def _signal(self, number: int) -> None:
         for pid in self._pids:
@@ -194,12 +218,21 @@ def vllm_part(transport: str, sizes: list[int], slice_s: float, rounds: int, rng
                 )
                 results.append(run_cell(cell, rounds, rng))
                 note(transport, results)
+                if size == sizes[-1]:
+                    # While the other side is stopped, or does as good as nothing.
+                    idle = f"{ours.idle(IDLE_S):.3f} | {theirs.idle(IDLE_S):.3f}"
+                    paused = f"{ours.paused(size, count, LOAD_TIMEOUT_S):.1f} | {theirs.paused():.1f}"
             finally:
                 for side in sides:
                     side.close()
     finally:
         os.environ.pop("UCX_TLS", None)
-    return f"p2p against vLLM's p2p tier, {transport} transports", "MB/s", results, ""
+    more = (
+        "| | ours | theirs |\n|---|---|---|\n"
+        f"| cores that an idle node takes, its data plane included | {idle} |\n"
+        f"| seconds until a load fails whose owner is stopped; ours has a deadline of {LOAD_TIMEOUT_S:g} s | {paused} |\n"
+    )
+    return f"p2p against vLLM's p2p tier, {transport} transports", "MB/s", results, more
 
 
 def bound(rate: Callable[..., float], *arguments: Any) -> Callable[[], float]:

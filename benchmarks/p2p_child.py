@@ -2,8 +2,11 @@
 
 An owner has memory full of records, and answers {"op": "fill", "bytes", "count"} with {"address"}. An asker is asked for batches of `count`
 records, {"op": "get", "bytes", "count", "seconds"}, or whether they are there, {"op": "ask", ...}, for so long; the answer is {"rate":
-MB/s, or round trips a second, "each": seconds of a batch}. *Ours* verifies what it gets, the others take it as it comes. {"op": "hit"}, of
-ours alone: what an engine does, from the first look-up to the verified records in its rows, in steps of 1 ms.
+MB/s, or round trips a second, "each": seconds of a batch}. *Ours* verifies what it gets, the others take it as it comes.
+
+Of ours alone: {"op": "hit"} is what an engine does, from the first look-up to the verified records in its rows, in steps of 1 ms; {"op":
+"idle", "seconds"}: how many cores a node that does nothing takes, with its child; {"op": "paused", "pids"}: how long a load takes to fail
+whose owner was stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import mmap
 import os
 import random
+import signal
 import socket
 import struct
 import sys
@@ -58,6 +62,25 @@ def timed(step: Callable[[], object], seconds: float) -> list[float]:
     return each
 
 
+def cpu_s(pid: int) -> float:
+    """What a process has used, in user space and for it in the kernel."""
+    with open(f"/proc/{pid}/stat") as file:
+        after_name = file.read().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cores_of(pids: list[int], seconds: float) -> float:
+    before_s = sum(map(cpu_s, pids))
+    time.sleep(seconds)
+    return (sum(map(cpu_s, pids)) - before_s) / seconds
+
+
+def pids_of(backend: Any) -> list[int]:
+    """This process, and the one of the data plane."""
+    plane = backend._node.plane
+    return [os.getpid(), *([plane.pid] if plane is not None else [])]
+
+
 class OurOwner:
     def __init__(self, memory_bytes: int, _: str, data: str, tls: str) -> None:
         self._node: Any = open_p2p("127.0.0.1:0", serve_bytes=memory_bytes, data=data, ucx_tls=tls)
@@ -75,7 +98,7 @@ class OurOwner:
             [result] = self._node.put([Put(key.name, (buffer,))], Deadline.after(WAIT_S))
             assert result.status in (PutStatus.STORED, PutStatus.EXISTS), result
         region.close()
-        return {"address": str(self._node.address)}
+        return {"address": str(self._node.address), "pids": pids_of(self._node)}
 
 
 class Rows:
@@ -102,6 +125,12 @@ class OurAsker:
         self._engines: dict[int, Engine] = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        if question["op"] == "idle":
+            return {"cores": cores_of(pids_of(self._backend), question["seconds"])}
+        if question["op"] == "paused":
+            engine = Engine(open_p2p("127.0.0.1:0", **self._options), question["bytes"], question["count"], question["timeout_s"])
+            engine.load()
+            return {"seconds": engine.load_of_paused(question["pids"])}
         if question["op"] == "hit":
             size = question["bytes"]
             if size not in self._engines:
@@ -135,40 +164,58 @@ class OurAsker:
 class Engine:
     """What an engine does with a Tier."""
 
-    def __init__(self, backend: Any, size: int, count: int) -> None:
+    def __init__(self, backend: Any, size: int, count: int, timeout_s: float = WAIT_S) -> None:
         self._size, self._keys = size, engine_keys(count)
         self._tier = Tier(
             backend,
             Rows(size, 2 * count),
             identity=identity(size),
-            settings=TierSettings(load_timeout_s=WAIT_S, lookup_timeout_s=WAIT_S, hit_ttl_s=0.001),
+            settings=TierSettings(load_timeout_s=timeout_s, lookup_timeout_s=WAIT_S, hit_ttl_s=0.001),
         )
         self._requests = 0
 
     def load(self) -> float:
         """Seconds from the first look-up to the last verified record."""
+        began_s = time.perf_counter()
+        self._look_up()
+        assert self._load(), "a load failed"
+        took_s = time.perf_counter() - began_s
+        # What was found is known no longer, so that the next request asks again.
+        time.sleep(0.01)
+        return took_s
+
+    def load_of_paused(self, pids: list[int]) -> float:
+        """Seconds until a load fails whose owner's processes are stopped when everything was found."""
+        self._look_up()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        began_s = time.perf_counter()
+        try:
+            assert not self._load(), "a stopped owner has sent its records"
+            return time.perf_counter() - began_s
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def _look_up(self) -> None:
         self._requests += 1
         request = f"r{self._requests}"
-        began_s = time.perf_counter()
+        until_s = time.perf_counter() + WAIT_S
         self._tier.begin_request(request)
-        while time.perf_counter() < began_s + WAIT_S:
-            answers = [self._tier.lookup(request, key) for key in self._keys]
-            if all(answer is Lookup.HIT for answer in answers):
-                break
+        while (answers := {self._tier.lookup(request, key) for key in self._keys}) != {Lookup.HIT}:
             assert Lookup.MISS not in answers
+            assert time.perf_counter() < until_s
             self._tier.flush()
             time.sleep(0.001)
             self._tier.poll()
+        self._tier.end_request(request)
+
+    def _load(self) -> bool:
         self._tier.submit_load(self._requests, self._keys, range(len(self._keys)))
         while not (results := self._tier.poll()):
             self._tier.flush()
             time.sleep(0.001)
-        took_s = time.perf_counter() - began_s
-        assert results[0].success, results
-        self._tier.end_request(request)
-        # What was found is known no longer, so that the next request asks again.
-        time.sleep(0.01)
-        return took_s
+        return results[0].success
 
 
 class ZmqOwner:

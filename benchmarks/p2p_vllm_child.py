@@ -2,7 +2,8 @@
 
 Its real `TieringOffloadingSpec` with one secondary tier, driven as its scheduler drives it, in steps of 1 ms; no engine. The owner stores
 COUNT chunks in its host memory and says {"port"}; the asker answers {"port", "seconds"} with {"rate": MB/s from the first look-up to the
-last HIT, of as many loads as fit}. Both say their "pid".
+last HIT, of as many loads as fit}. Both say their "pid". {"idle": seconds}: how many cores a peer takes that has nothing to do. {"paused":
+pid, "port"}: how long a load takes to fail whose owner was stopped when it had begun.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 from calls_child import fields
 from child import serve
+from p2p_child import cpu_s
 
 WAIT_S = 60.0
 
@@ -78,24 +81,39 @@ class End:
         return {"port": self.port, "pid": os.getpid()}
 
     def load(self, question: dict[str, Any]) -> dict[str, Any]:
+        if "idle" in question:
+            before_s, until_s = cpu_s(os.getpid()), time.monotonic() + question["idle"]
+            while time.monotonic() < until_s:
+                with self._lock:
+                    self._step()
+                time.sleep(0.001)
+            return {"cores": (cpu_s(os.getpid()) - before_s) / question["idle"]}
+        if "paused" in question:
+            return {"seconds": self._load(question["port"], question["paused"])}
         each = [self._load(question["port"])]
         while sum(each) < question["seconds"]:
             each.append(self._load(question["port"]))
         return {"rate": len(each) * len(self._keys) * self._size / sum(each) / 1e6, "pid": os.getpid()}
 
-    def _load(self, port: int) -> float:
-        """Seconds of one load."""
+    def _load(self, port: int, pause: int = 0) -> float:
+        """Seconds of one load; with `pause`, from when that process is stopped to the miss."""
         number = next(self._numbers)
         source = {"kv_request_id": f"k{number}", "remote_host": "127.0.0.1", "remote_port": port}
         request = self._base.ReqContext(req_id=f"l{number}", kv_transfer_params={"remote_kv_source": source})
         hit, miss = self._base.LookupResult.HIT, self._base.LookupResult.MISS
-        began_s = time.perf_counter()
+        began_s, stopped_s = time.perf_counter(), 0.0
         with self._lock:
             self._manager.on_new_request(request)
         while True:
             with self._lock:
                 answers = [self._manager.lookup(key, request) for key in self._keys]
                 self._step()
+            if pause and not stopped_s:
+                os.kill(pause, signal.SIGSTOP)
+                stopped_s = time.perf_counter()
+            if pause and miss in answers:
+                os.kill(pause, signal.SIGCONT)
+                return time.perf_counter() - stopped_s
             if miss in answers or time.perf_counter() > began_s + WAIT_S:
                 raise RuntimeError("a chunk was not found")
             if all(answer is hit for answer in answers):
