@@ -99,6 +99,7 @@ class P2PBackend:
         self._settings = settings
         self._namespace = self._layout = ""
         self._hint_said_s = 0.0
+        self._zmq_only = False
         self._closing = threading.RLock()
         self._node = Node(settings)
         self._loop = self._node.loop
@@ -172,11 +173,23 @@ class P2PBackend:
         return self._doubts.settle(tickets, deadline)
 
     def register_region(self, region: Region) -> None:
-        """Let peers write into it, where data comes over NIXL. Up to 30 s. After `close` nothing happens."""
+        """Let peers write into it, where data comes over NIXL. Up to 30 s. After `close` nothing happens.
+
+        Raises:
+            BackendError: NIXL was asked for, and does not take it. Where it was not, ZMQ is used instead.
+        """
         if os.getpid() != self._pid:
             raise self._forked("register_region")
-        if self._landing is not None and not self._closed:
+        if self._landing is None or self._closed:
+            return
+        try:
             self._landing.add_region(region)
+        except (BackendError, OSError) as cause:
+            if self._settings.data == "nixl":
+                raise
+            logger.warning("p2p: records come over zmq from now on, since nixl does not take memory: %s", cause)
+            self._zmq_only = True
+            self._loop.call_soon(self._renew, "records are to come over zmq")
 
     def unregister_region(self, region: Region) -> None:
         """Afterwards no peer writes into it."""
@@ -194,7 +207,7 @@ class P2PBackend:
             self._shelf.use_identity(namespace, layout)
         if changed:
             self._hints.clear()
-            self._loop.call_soon(self._renew)
+            self._loop.call_soon(self._renew, "this node has another namespace or layout")
 
     def hint(self, names: Sequence[str], hint: Hint) -> None:
         try:
@@ -316,13 +329,14 @@ class P2PBackend:
         return peers, lookups, Asking(lookups, places, self._landing)
 
     async def _connect(self, address: Address) -> Link:
-        greeting = Greeting(self._node.id, self._namespace, self._layout, self._node.paths(address))
+        paths = ("zmq",) if self._zmq_only else self._node.paths(address)
+        greeting = Greeting(self._node.id, self._namespace, self._layout, paths)
         return await Link.open(address, greeting, self._node.context, self._node.security)
 
-    def _renew(self) -> None:
+    def _renew(self, why: str) -> None:
         self._asking.forget()
         self._peers.start()
-        self._peers.renew("this node begins anew, with another namespace or layout")
+        self._peers.renew(why)
 
     async def _part(self) -> None:
         """Before the node ends: leave the peers that were asked."""

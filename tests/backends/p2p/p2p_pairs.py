@@ -18,7 +18,8 @@ def soon() -> Deadline:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LIMIT_S
+    """Until it is true. A data plane takes many seconds to come up where others do the same."""
+    end_s = time.monotonic() + 3 * LIMIT_S
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -31,6 +32,7 @@ from kvstore_sdk.backend import (
     SupportsRegions,
     SupportsServe,
     SupportsSettle,
+    UnavailableError,
     open_backend,
 )
 from kvstore_sdk_backends.p2p.backend import P2PBackend
@@ -118,6 +120,29 @@ def test_a_peer_that_restarts_on_its_address_is_a_new_session(open_node: Callabl
         assert (a.status, b.status) == (GetStatus.MISSING, GetStatus.FOUND)
     finally:
         again[0].close()
+
+
+def test_where_nixl_does_not_take_memory_records_come_over_zmq(
+    open_node: Callable[..., P2PBackend], region: Region, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing:
+        def add_region(self, region: Region) -> None:
+            raise UnavailableError("no more memory may be locked")
+
+    with scripted_peer(having()) as peer:
+        node = open_node(peer.address)
+        monkeypatch.setattr(node, "_landing", Refusing())
+        monkeypatch.setattr(node, "_settings", dataclasses.replace(node._settings, data="auto"))
+        monkeypatch.setattr(node._node, "paths", lambda address: ("nixl", "zmq"))
+        assert node.exists(["v1/a"], soon()) == [False]
+        node.register_region(region)
+        wait_for(lambda: numbers(peer.asked, Hello) == 2)
+        offered = [message.paths for message in peer.asked if isinstance(message, Hello)]
+        assert offered == [("nixl", "zmq"), ("zmq",)]
+        assert "no more memory may be locked" in caplog.text
+        monkeypatch.setattr(node, "_settings", dataclasses.replace(node._settings, data="nixl"))
+        with pytest.raises(UnavailableError, match="no more memory"):
+            node.register_region(region)
 
 
 def test_it_offers_what_a_tier_may_ask_for(asker: P2PBackend) -> None:
