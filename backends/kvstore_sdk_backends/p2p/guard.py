@@ -46,6 +46,8 @@ class Guard:
 
     Without it each connection costs the engine a descriptor, for as long as it likes. All of it runs on the loop's thread.
 
+    None is ended for what came over it: a frame may be read when its connection is over, and its descriptor another's.
+
     Attributes:
         lost: Called with the descriptor of each connection that is over.
     """
@@ -127,16 +129,6 @@ class Guard:
         if (connection := self._open.get(descriptor)) is not None:
             connection.welcome = False
             connection.since = time.monotonic()
-
-    def end(self, frame: zmq.Frame) -> None:
-        """End the connection that `frame` came over: whoever it is does not speak the protocol.
-
-        A frame may be read when its connection is over and its descriptor is another's, which is ended then. So not on a socket where
-        strangers and sessions meet.
-        """
-        descriptor = _descriptor_of(frame)
-        if (connection := self._open.get(descriptor)) is not None:
-            self._end(descriptor, connection)
 
     def _note(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

@@ -58,8 +58,8 @@ class Node:
             self.guard.look()
             if word.bytes == b"hello":
                 self.guard.welcome(word)
-            elif word.bytes == b"rubbish":
-                self.guard.end(word)
+            elif word.bytes == b"goodbye":
+                self.guard.part(int(word.get("__fd")))
             self.socket.send_multipart([name.bytes, word.bytes])
 
     def client(self, key: CurveKey | None = None) -> zmq.asyncio.Socket:
@@ -169,14 +169,19 @@ def test_a_client_that_speaks_the_transport_and_says_nothing_is_cut_off(monkeypa
     run(test)
 
 
-def test_rubbish_ends_the_connection_it_came_over_and_no_other() -> None:
+def test_a_connection_whose_session_ended_has_time_for_another_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "SESSION_S", 1.0)
+
     async def test() -> None:
         async with running() as node:
-            good, bad = node.client(), node.client()
+            good, done = node.client(), node.client()
             assert await echoes(good)
-            assert await echoes(bad)
+            assert await echoes(done)
+            assert await echoes(done, b"goodbye")
+            assert await echoes(done)  # and hello again
+            await asyncio.sleep(1.5)
             assert node.guard.connections == 2
-            await bad.send(b"rubbish")
+            assert await echoes(done, b"goodbye")
             await until(lambda: node.guard.connections == 1)
             assert await echoes(good, b"again")
 
