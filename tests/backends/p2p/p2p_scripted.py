@@ -16,7 +16,7 @@ import zmq
 from kvstore_sdk.backend import TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.data_path import HEADER, routing_id
-from kvstore_sdk_backends.p2p.messages import Found, Hello, Lookup, MessageError, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, MessageError, Welcome, decode, encode
 
 __all__ = ["FakeLink", "ScriptedPeer", "scripted_peer"]
 
@@ -50,7 +50,7 @@ class ScriptedPeer:
     def welcome(self, hello: Hello, **changed: Any) -> Welcome:
         fields: dict[str, Any] = {
             "number": hello.number,
-            "version": 0,
+            "version": VERSION,
             "node": self.node,
             "path": "zmq",
             "data_port": self.data_port,
@@ -122,7 +122,7 @@ class FakeLink:
 
     def __init__(self, answer: Answer, port: int = 1, path: str = "nixl", max_names: int = 256) -> None:
         self.address = Address("127.0.0.1", port)
-        self.welcome = Welcome(1, 0, os.urandom(16), path, 0, max_names, max_names, 1000)
+        self.welcome = Welcome(1, VERSION, os.urandom(16), path, 0, max_names, max_names, 1000)
         self.told: list[Any] = []
         self.asked: list[Any] = []
         self.late: dict[int, Any] = {}

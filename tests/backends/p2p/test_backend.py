@@ -31,7 +31,7 @@ from kvstore_sdk.backend import (
     UnavailableError,
 )
 from kvstore_sdk_backends.p2p.backend import P2PBackend
-from kvstore_sdk_backends.p2p.messages import Fetch, Lookup, Result
+from kvstore_sdk_backends.p2p.messages import VERSION, Fetch, Lookup, Result
 
 # What is where
 
@@ -267,7 +267,7 @@ FAULTS: dict[str, Callable[[Any, Any], Any]] = {
     "wrong size of nothing": lambda peer, fetch: _result(fetch, (2, 0)),
     "more statuses": lambda peer, fetch: _result(fetch, (0, 100), (0, 100)),
     "garbage": lambda peer, fetch: b"\x93\x00",
-    "an unknown status": lambda peer, fetch: b"\x94\x00\x09" + fetch.number.to_bytes(1, "big") + b"\x91\x92\x63\x64",
+    "an unknown status": lambda peer, fetch: bytes([0x94, VERSION, Result.KIND, fetch.number, 0x91, 0x92, 99, 100]),
 }
 
 

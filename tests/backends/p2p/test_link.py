@@ -17,6 +17,8 @@ from kvstore_sdk_backends.p2p import link as link_module
 from kvstore_sdk_backends.p2p.link import Greeting, Link, PeerRefusedError
 from kvstore_sdk_backends.p2p.messages import (
     FOUND,
+    VERSION,
+    VERSIONS,
     Fetch,
     ForeignHello,
     Found,
@@ -177,19 +179,19 @@ def test_being_busy_fails_the_question_and_not_the_session() -> None:
 REFUSALS: dict[str, tuple[Callable[[Hello], Any], str]] = {
     "version": (
         lambda hello: Refused(hello.number, "version", "", (3, 5)),
-        "speaks protocol versions 3 to 5, this node 0 to 0; upgrade the older one",
+        f"speaks protocol versions 3 to 5, this node {VERSIONS[0]} to {VERSIONS[1]}; upgrade the older one",
     ),
     "namespace": (lambda hello: Refused(hello.number, "namespace", "other weights"), "refuses (namespace): other weights"),
     "no session yet": (lambda hello: Refused(0, "unknown", "say hello"), "refuses (unknown): say hello"),
     "a path that was not offered": (
-        lambda hello: Welcome(hello.number, 0, b"x" * 16, "pigeon", 0, 1, 1, 0),
-        "welcomes version 0, path 'pigeon', which were not offered",
+        lambda hello: Welcome(hello.number, VERSION, b"x" * 16, "pigeon", 0, 1, 1, 0),
+        f"welcomes version {VERSION}, path 'pigeon', which were not offered",
     ),
     "a version that was not offered": (
         lambda hello: Welcome(hello.number, 9, b"x" * 16, "zmq", 1, 1, 1, 0),
         "welcomes version 9, path 'zmq', which were not offered",
     ),
-    "itself": (lambda hello: Welcome(hello.number, 0, hello.node, "zmq", 1, 1, 1, 0), "is this node itself"),
+    "itself": (lambda hello: Welcome(hello.number, VERSION, hello.node, "zmq", 1, 1, 1, 0), "is this node itself"),
     "garbage": (lambda hello: b"HTTP/1.1 400 Bad Request", "sent what cannot be read"),
 }
 
