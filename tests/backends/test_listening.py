@@ -1,4 +1,5 @@
-"""Nothing here waits for connections: whoever can reach the machine reaches no port and no socket of an engine's storage."""
+"""But for nodes that talk to peers nothing here waits for connections: whoever can reach the machine reaches no port and no socket of an
+engine's storage."""
 
 from __future__ import annotations
 

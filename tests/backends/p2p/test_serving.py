@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable
+from pathlib import Path
 
+import zmq
 from p2p_nodes import LATE_S, LIMIT_S, NodeProcess, loads_all, names, wait_for
 
 SIZE = 1 << 20
@@ -82,3 +85,28 @@ def test_a_process_that_never_closed_its_node_ends(start_node: Start) -> None:
     node.ask("never_close")
     assert not any(one.done() for one in waiting)
     assert node.end() == 0
+
+
+def test_what_would_run_if_it_were_unpickled_does_not(start_node: Start, tmp_path: Path) -> None:
+    """SEC-06: neither as it is, nor as a message, nor behind a length of 2 GiB. Whoever it serves is served on."""
+    owner, asker = start_node(), start_node()
+    wanted = names("a", 4)
+    owner.open(data="zmq", serve_bytes=8 << 20)
+    owner.ask("put", names=wanted, size=SIZE)
+    asker.open(data="zmq", peers=owner.address)
+    wait_for(lambda: loads_all(asker, wanted, SIZE))
+    host, _, port = owner.address.rpartition(":")
+    marker = tmp_path / "it-ran"
+    evil = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    for sent in (evil, struct.pack(">I", 2 << 30) + evil, struct.pack("<Q", 2 << 30) + evil):
+        with socket.create_connection((host, int(port)), LIMIT_S) as connection:
+            connection.sendall(sent)
+            assert loads_all(asker, wanted, SIZE)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"tcp://{owner.address}")
+        for _ in range(20):
+            stranger.send(evil)
+        wait_for(lambda: owner.ask("stats")["served_bad_frames"] > 0)
+    assert loads_all(asker, wanted, SIZE)
+    assert not marker.exists()
