@@ -159,6 +159,9 @@ class Link:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(link.wait_ended(), _REASON_S)
                 raise (link.error if link.ended else error) from None
+            if link.ended:
+                # By what came behind the Welcome.
+                raise link.error
             if welcome.version != VERSION or welcome.path not in greeting.paths:
                 raise UnavailableError(
                     f"p2p peer {address}: welcomes version {welcome.version}, path {welcome.path!r}, which were not offered"
