@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from s3_server import REGION, S3Server
 
 IN_ONE_PROCESS = {"core", "atomicity", "concurrency", "liveness", "errors", "deletion", "listing", "capacity", "tier"}
 SHARED = IN_ONE_PROCESS | {"sharing", "durability"}
+PEER = IN_ONE_PROCESS - {"deletion", "listing", "capacity"} | {"regions"}
 
 RUNS = {
     "memory": (["memory:", "--largest=1GiB"], IN_ONE_PROCESS),
@@ -27,11 +29,12 @@ RUNS = {
 }
 
 
-def check(arguments: Sequence[str], claimed: set[str], folder: Path, timeout_s: float = 540) -> str:
-    """Run the suite. Returns all that it wrote."""
+def check(arguments: Sequence[str], claimed: set[str], folder: Path, timeout_s: float = 540, modules: Path | None = None) -> str:
+    """Run the suite, which finds targets among `modules`. Returns all that it wrote."""
     report = folder / "report.json"
     command = [sys.executable, "-m", "kvstore_sdk", "conformance", *arguments, f"--report={report}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s)
+    environment = os.environ | ({"PYTHONPATH": str(modules)} if modules is not None else {})
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = {profile: found["verdict"] for profile, found in json.loads(report.read_text())["verdicts"].items()}
     assert {profile for profile, verdict in verdicts.items() if verdict == "CONFORMANT"} == claimed, done.stdout
@@ -71,3 +74,29 @@ def test_object_stores_are_conformant_and_their_keys_shown_nowhere(
         arguments.append(f"--profile={','.join(claimed)}")
     written = check([*arguments, "--largest=4MiB", "--examples=5"], claimed, tmp_path, timeout_s=840)
     assert not [name for name, value in keys.items() if value in written]
+
+
+# As above: with NIXL each node has a child that takes seconds to start.
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("factory", "data", "claimed"),
+    [
+        ("open_node", "zmq", PEER | {"capacity"}),
+        ("open_asker", "zmq", PEER),
+        ("open_asker", "nixl", {"regions"}),
+        pytest.param("open_asker", "nixl", PEER, marks=pytest.mark.long),
+        pytest.param("open_node", "nixl", PEER | {"capacity"}, marks=pytest.mark.long),
+    ],
+    ids=["node", "asker over zmq", "asker over nixl, regions", "asker over nixl", "node with nixl"],
+)
+def test_nodes_are_conformant_with_what_they_have_and_with_what_a_peer_has(
+    factory: str, data: str, claimed: set[str], tmp_path: Path
+) -> None:
+    """An asker has nothing of its own: what is put in these runs goes to its peer, what is looked up and loaded comes from there."""
+    for needed in ("zmq", "nixl") if data == "nixl" else ("zmq",):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    arguments = [f"p2p_targets:{factory}", f"--option=data={data}", "--largest=16MiB", "--examples=10"]
+    if claimed == {"regions"}:
+        arguments.append("--profile=regions")
+    check(arguments, claimed, tmp_path, timeout_s=840, modules=Path(__file__).parent / "p2p")
