@@ -375,6 +375,9 @@ class Receiver:
         """Take a message, into its buffer where one waits. Returns the bytes of its record."""
         if self._socket.recv_into(self._header, flags=zmq.NOBLOCK) != HEADER.size or not self._socket.rcvmore:
             raise _BreachError("a data message is not a header and a record")
+        number: int
+        index: int
+        size: int
         number, index, size = HEADER.unpack(self._header)
         if not 0 < size <= MAX_RECORD_BYTES:
             raise _BreachError("a data header has no size of a record")
