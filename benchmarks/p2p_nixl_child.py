@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from child import serve
@@ -16,21 +18,25 @@ from child import serve
 from kvstore_sdk_backends.p2p.nixl_driver import HOT_S, IDLE_S
 from kvstore_sdk_backends.p2p.nixl_plane import UCX_SETTINGS
 
-TLS, MEMORY_BYTES = sys.argv[1], int(sys.argv[2])
+
+def places_of(memory_bytes: int, batch_bytes: int) -> Iterator[int]:
+    """Where batches go, one after another through all of the memory, and again."""
+    return itertools.cycle(range(0, memory_bytes - batch_bytes + 1, batch_bytes))
 
 
 class End:
     """All calls to the agent are made under one lock: by who writes, and by the thread that looks for what others write."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int) -> None:
         from nixl import _api
 
-        self._memory = mmap.mmap(-1, MEMORY_BYTES)
-        self._memory[:] = os.urandom(1 << 20) * (MEMORY_BYTES >> 20)
+        self._memory_bytes = memory_bytes
+        self._memory = mmap.mmap(-1, memory_bytes)
+        self._memory[:] = os.urandom(1 << 20) * (memory_bytes >> 20)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._nixl = _api.nixl_agent(f"raw-{uuid.uuid4().hex}", _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
         self._nixl.create_backend("UCX", {})
-        self._nixl.register_memory([(self._base, MEMORY_BYTES, 0, "")], "DRAM")
+        self._nixl.register_memory([(self._base, memory_bytes, 0, "")], "DRAM")
         self._peer, self._peer_base = "", 0
         self._look_until_s = 0.0
         self._wake = threading.Event()
@@ -53,14 +59,14 @@ class End:
         return self._write(question["size_bytes"], question["count"], question["seconds"])
 
     def _write(self, size_bytes: int, count: int, seconds: float) -> dict[str, Any]:
-        places = range(0, count * size_bytes, size_bytes)
-        local = self._nixl.get_xfer_descs([(self._base + place, size_bytes, 0) for place in places], "DRAM")
-        remote = self._nixl.get_xfer_descs([(self._peer_base + place, size_bytes, 0) for place in places], "DRAM")
         each: list[float] = []
         with self._lock:
             began_s = time.perf_counter()
-            while not each or time.perf_counter() < began_s + seconds:
+            for first in places_of(self._memory_bytes, count * size_bytes):
                 at_s = time.perf_counter()
+                places = range(first, first + count * size_bytes, size_bytes)
+                local = self._nixl.get_xfer_descs([(self._base + place, size_bytes, 0) for place in places], "DRAM")
+                remote = self._nixl.get_xfer_descs([(self._peer_base + place, size_bytes, 0) for place in places], "DRAM")
                 handle = self._nixl.initialize_xfer("WRITE", local, remote, self._peer)
                 state = self._nixl.transfer(handle)
                 while state == "PROC":
@@ -68,7 +74,10 @@ class End:
                     state = self._nixl.check_xfer_state(handle)
                 self._nixl.release_xfer_handle(handle)
                 assert state == "DONE", state
-                each.append(time.perf_counter() - at_s)
+                now_s = time.perf_counter()
+                each.append(now_s - at_s)
+                if now_s >= began_s + seconds:
+                    break
             return {"bytes": len(each) * count * size_bytes, "seconds": time.perf_counter() - began_s, "each": each}
 
     def _look(self) -> None:
@@ -83,5 +92,5 @@ if __name__ == "__main__":
     # What NIXL logs on standard output is none of the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    os.environ |= UCX_SETTINGS | {"UCX_TLS": TLS, "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
-    serve(End().answer, answers)
+    os.environ |= UCX_SETTINGS | {"UCX_TLS": sys.argv[1], "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
+    serve(End(int(sys.argv[2])).answer, answers)
