@@ -100,14 +100,18 @@ class Leases:
         return [sizes.get(name, 0) for name in names]
 
     def take(self, session: Hashable, names: Sequence[str]) -> list[Borrowed | None]:
-        """Borrow records for a transfer, those that the session leased from its leases, which end.
+        """Borrow records for a transfer, those that the session leased from its leases, which end. What has been replaced since is borrowed
+        as it is now.
 
         None: it is not there, or all that may be lent is on its way to somebody.
         """
         taken: list[Borrowed | None] = [self._drop(session, name) for name in names]
         for at, name in enumerate(names):
-            if taken[at] is None:
-                taken[at] = self._borrow(name)
+            lease = taken[at]
+            if lease is not None and getattr(lease.loan, "replaced", False):
+                self._return([lease])
+                lease = None
+            taken[at] = lease or self._borrow(name)
         self._taken.update(borrowed for borrowed in taken if borrowed is not None)
         return taken
 

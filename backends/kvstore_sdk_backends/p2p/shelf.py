@@ -55,6 +55,11 @@ class _ShelfLoan:
         self.buffer = buffer
         self.record: _Record | None = record
 
+    @property
+    def replaced(self) -> bool:
+        """Whether its name is another record's by now."""
+        return self.record is not None and not self.record.named
+
     def seal(self) -> bool:
         return True
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from p2p_sources import CountingSource
 
+from kvstore_sdk.backend import Mode, Put, PutStatus, Region
 from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
 from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.shelf import Shelf
 
 LIMITS = Limits(lease_s=10.0)
 ALICE, BOB, CAROL = b"alice", b"bob", b"carol"
@@ -77,6 +79,24 @@ def test_a_transfer_uses_the_lease_and_ends_it() -> None:
     leases.give_back([borrowed])
     leases.give_back([borrowed, borrowed])
     assert (source.out, leases.taken) == ([], 0)
+
+
+def test_a_transfer_has_what_replaced_the_record_since_it_was_leased() -> None:
+    shelf, desk = Shelf(1 << 16), Region(1 << 16)
+    leases = Leases([shelf], LIMITS)
+    buffer = desk.buffer(0, 4096)
+    buffer.view[:] = b"o" * 4096
+    assert shelf.put(Put("a", (buffer,))).status is PutStatus.STORED
+    assert leases.lease(ALICE, ["a"], 0.0) == [4096]
+    buffer.view[:] = b"n" * 4096
+    assert shelf.put(Put("a", (buffer,), Mode.REPLACE)).status is PutStatus.STORED
+    [borrowed] = leases.take(ALICE, ["a"])
+    assert borrowed is not None
+    assert bytes(borrowed.buffer.view) == b"n" * 4096
+    leases.give_back([borrowed])
+    assert (leases.leased, leases.taken, shelf.lent_bytes) == (0, 0, 0)
+    shelf.close()
+    desk.close()
 
 
 def test_a_transfer_needs_no_lease() -> None:
