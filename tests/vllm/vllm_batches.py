@@ -93,7 +93,7 @@ def left_over(engine: Engine) -> dict[str, int]:
         "stores": len(transfers._stores),
         "loads": len(transfers._loads),
         "promotions": len(promotions._open) + len(promotions._queue) + sum(map(len, promotions._jobs)) + promotions.quarantined,
-        "cascades": cascades.bytes + cascades.held + sum(map(len, cascades._jobs)) + sum(cascades._tier_bytes),
+        "cascades": cascades.bytes + cascades.held + sum(map(len, cascades._jobs)) + sum(cascades._shares.used_bytes),
         "tables of the manager": len(manager._writing),
         "jobs of vLLM": len(engine.core.scheduler.connector.connector_scheduler._jobs),
         **{f"faults of {part}": store.metrics.total("faults", part) for part in ("tier", "host", "seal")},
