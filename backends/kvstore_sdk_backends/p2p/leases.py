@@ -32,6 +32,11 @@ class Borrowed:
     def size_bytes(self) -> int:
         return self.buffer.length
 
+    @property
+    def replaced(self) -> bool:
+        """Whether its source has another record of that name by now, as a shelf may."""
+        return getattr(self.loan, "replaced", False)
+
 
 class Leases:
     """Records that look-ups found, kept from eviction until they are fetched, released, or their time is up.
@@ -71,6 +76,8 @@ class Leases:
 
     def lease(self, session: Hashable, names: Sequence[str], now_s: float) -> list[int]:
         """Answer a look-up like `sizes`, and keep what is there for the session, as far as there is room for leases."""
+        known: dict[str, Borrowed] = self._held.get(session, OrderedDict())
+        self.release(session, [name for name in names if (lease := known.get(name)) is not None and lease.replaced])
         held = self._held.setdefault(session, OrderedDict())
         until_s = now_s + self._limits.lease_s
         sizes: dict[str, int] = {}
@@ -108,7 +115,7 @@ class Leases:
         taken: list[Borrowed | None] = [self._drop(session, name) for name in names]
         for at, name in enumerate(names):
             lease = taken[at]
-            if lease is not None and getattr(lease.loan, "replaced", False):
+            if lease is not None and lease.replaced:
                 self._return([lease])
                 lease = None
             taken[at] = lease or self._borrow(name)

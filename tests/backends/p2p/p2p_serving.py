@@ -17,7 +17,7 @@ from p2p_bench import PATIENCE_S, Patient
 from kvstore_sdk_backends.p2p.data_path import HEADER, Sender, routing_id
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.limits import Limits
-from kvstore_sdk_backends.p2p.messages import Fetch, Found, Hello, Lookup, Refused, Result, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.messages import VERSIONS, Fetch, Found, Hello, Lookup, Refused, Result, Welcome, decode, encode
 from kvstore_sdk_backends.p2p.server import Server
 
 __all__ = ["Asker", "Serving", "serving"]
@@ -71,7 +71,7 @@ class Asker:
 
     async def hello(self, **fields: Any) -> Welcome:
         """Begin a session, and its data connection where it has one."""
-        hello = Hello(0, (0, 0), self.node, "", "", ("zmq",))
+        hello = Hello(0, VERSIONS, self.node, "", "", ("zmq",))
         welcome = await self.ask(dataclasses.replace(hello, **fields), Welcome)
         if self._data is not None:
             self._data.close(0)

@@ -95,6 +95,12 @@ def test_a_transfer_has_what_replaced_the_record_since_it_was_leased() -> None:
     assert bytes(borrowed.buffer.view) == b"n" * 4096
     leases.give_back([borrowed])
     assert (leases.leased, leases.taken, shelf.lent_bytes) == (0, 0, 0)
+    # And a look-up says how long the new one is, and keeps that.
+    leases.lease(ALICE, ["a"], 0.0)
+    assert shelf.put(Put("a", (desk.buffer(0, 8192),), Mode.REPLACE)).status is PutStatus.STORED
+    assert leases.lease(ALICE, ["a"], 1.0) == [8192]
+    assert shelf.lent_bytes == 8192
+    leases.end(ALICE)
     shelf.close()
     desk.close()
 

@@ -17,6 +17,8 @@ from kvstore_sdk_backends.p2p.messages import (
     FAILED,
     FOUND,
     MISSING,
+    VERSION,
+    VERSIONS,
     WRONG_SIZE,
     Found,
     Goodbye,
@@ -39,7 +41,7 @@ def sizes(count: int, size_bytes: int) -> dict[str, int]:
 
 
 def hello(asker: Asker, **fields: object) -> Hello:
-    return dataclasses.replace(Hello(0, (0, 0), asker.node, "", "", ("zmq",)), **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(Hello(0, VERSIONS, asker.node, "", "", ("zmq",)), **fields)  # type: ignore[arg-type]
 
 
 def test_a_session_looks_up_and_fetches() -> None:
@@ -80,7 +82,7 @@ def test_records_larger_than_all_bounds_go_one_after_another() -> None:
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"versions": (1, 3)}, "version"),
+        ({"versions": (VERSION + 1, VERSION + 3)}, "version"),
         ({"namespace": OTHER_NAMESPACE}, "namespace"),
         ({"layout": "other"}, "layout"),
         ({"paths": ("nixl", "carrier_pigeon")}, "path"),
@@ -103,10 +105,11 @@ def test_a_hello_of_another_version_is_told_which_ones_this_node_speaks() -> Non
     async def test() -> None:
         async with serving() as s:
             asker = s.asker()
+            # Version 9, kind Hello, number 5, versions 7 to 9.
             await asker.send(b"\x94\x09\x01\x05\x92\x07\x09")
             refused = await asker.answer(5, Refused)
-            assert (refused.code, refused.versions) == ("version", (0, 0))
-            assert "0 to 0" in refused.text
+            assert (refused.code, refused.versions) == ("version", VERSIONS)
+            assert "{} to {}".format(*VERSIONS) in refused.text
 
     run(test)
 

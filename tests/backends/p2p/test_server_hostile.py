@@ -17,6 +17,8 @@ from p2p_sources import CountingSource, content
 from kvstore_sdk_backends.p2p.messages import (
     FOUND,
     MISSING,
+    VERSION,
+    VERSIONS,
     Fetch,
     Goodbye,
     Hello,
@@ -48,7 +50,7 @@ def test_an_asker_that_never_reads_is_left() -> None:
             deaf, good = s.asker(rcvhwm=1, rcvbuf=4096), s.asker()
             await good.hello()
             # Its own answers fill the way to it: nothing is read, not even the Welcome.
-            await deaf.send(encode(Hello(1, (0, 0), deaf.node, "", "", ("zmq",))))
+            await deaf.send(encode(Hello(1, VERSIONS, deaf.node, "", "", ("zmq",))))
             await until(lambda: s.counts["sessions_now"] == 2)
             question = encode(Lookup(2, 0, ("a", *NAMES[1:])))
             async with asyncio.timeout(PATIENCE_S):
@@ -95,7 +97,7 @@ def test_many_that_say_hello_take_so_many_places_and_an_idle_one_goes_for_the_ne
             await good.look_up("a")
             crowd = [s.asker() for _ in range(40)]
             for one in crowd:
-                await one.send(encode(Hello(1, (0, 0), one.node, "", "", ("zmq",))))
+                await one.send(encode(Hello(1, VERSIONS, one.node, "", "", ("zmq",))))
             answers = [await one.receive() for one in crowd]
             assert s.counts["sessions_now"] == 4
             assert {answer.code for answer in answers if isinstance(answer, Refused)} == {"full"}
@@ -193,7 +195,7 @@ def frame_of(dice: random.Random, asker: Asker) -> bytes:
             return dice.randbytes(dice.choice((0, 1, 10, 5000)))
         case _:
             values = [dice.choice((None, True, -1, 0, 2**64 - 1, 1.5, "x" * 300, b"y" * 300, [], {}, [[]])) for _ in range(6)]
-            return bytes(msgpack.packb([0, dice.randrange(12), *values]))
+            return bytes(msgpack.packb([VERSION, dice.randrange(12), *values]))
 
 
 def test_connections_that_say_nothing_do_not_matter() -> None:
