@@ -125,12 +125,20 @@ def test_a_slow_start_says_for_what_it_waits(
 ) -> None:
     monkeypatch.setattr(opening, "_SAY_AFTER_S", 0.05)
     backend = agent(register_region=None)
-    late = threading.Timer(0.3, backend.go_on.set)
+    said = "the start waits for register_region to return, for 20 s at most"
+
+    def go_on() -> None:
+        until_s = time.monotonic() + LIMIT_S / 2
+        while said not in caplog.text and time.monotonic() < until_s:
+            time.sleep(0.01)
+        backend.go_on.set()
+
+    late = threading.Thread(target=go_on)
     late.start()
     with caplog.at_level(logging.WARNING, "kvstore_sdk"):
         start(stand, "our own", start_timeout_s=LIMIT_S)
     late.join()
-    assert "the start waits for register_region to return, for 20 s at most" in caplog.text
+    assert said in caplog.text
 
 
 def test_memory_that_a_lost_call_was_told_of_stays_mapped(agent: Callable[..., Agent], stand: Callable[..., Stand]) -> None:
