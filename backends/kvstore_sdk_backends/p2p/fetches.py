@@ -91,15 +91,19 @@ class Fetches:
                 statuses[index] = (BUSY, 0)
             return
         try:
-            left = list(indexes)
+            left, moved = list(indexes), True
             patience = Deadline.after(self._limits.loan_s)
             while left:
-                left, moved = await self._pass(session, fetch, left, statuses, deadline)
+                # While nothing is lent, one of them is enough to ask for.
+                asked = left if moved else left[:1]
+                again, lent = await self._pass(session, fetch, asked, statuses, deadline)
+                left = again + left[len(asked) :]
+                moved = lent or not again
                 if moved:
                     patience = Deadline.after(self._limits.loan_s)
-                elif left and patience.expired:
+                elif patience.expired:
                     break
-                elif left:
+                else:
                     await asyncio.sleep(_LOAN_POLL_S)
         finally:
             session.room.leave(size_bytes)

@@ -113,12 +113,20 @@ class Leases:
         None: it is not there, or all that may be lent is on its way to somebody.
         """
         taken: list[Borrowed | None] = [self._drop(session, name) for name in names]
-        for at, name in enumerate(names):
-            lease = taken[at]
-            if lease is not None and lease.replaced:
-                self._return([lease])
-                lease = None
-            taken[at] = lease or self._borrow(name)
+        self._return(stale := [lease for lease in taken if lease is not None and lease.replaced])
+        taken = [None if lease in stale else lease for lease in taken]
+        for source in self._sources:
+            missing = [at for at, borrowed in enumerate(taken) if borrowed is None]
+            if not missing:
+                break
+            for at, loan in zip(missing, source.lend([names[at] for at in missing]), strict=True):
+                taken[at] = Borrowed(source, loan) if loan is not None else None
+        for at, borrowed in enumerate(taken):
+            if borrowed is None and self.sizes([names[at]])[0]:
+                taken[at] = instead = self._borrow_instead(names[at])
+                if instead is None:
+                    # Nor would there be one for the next.
+                    break
         self._taken.update(borrowed for borrowed in taken if borrowed is not None)
         return taken
 
@@ -155,13 +163,12 @@ class Leases:
         """How many a session has."""
         return len(self._held.get(session, ()))
 
-    def _borrow(self, name: str) -> Borrowed | None:
+    def _borrow_instead(self, name: str) -> Borrowed | None:
+        """Borrow a record of a source that lends no more, in place of leases of that source."""
         for source in self._sources:
-            loan = source.lend([name])[0]
-            while loan is None and source.sizes([name])[0] and self._give_up_one(source):
-                loan = source.lend([name])[0]
-            if loan is not None:
-                return Borrowed(source, loan)
+            while source.sizes([name])[0] and self._give_up_one(source):
+                if (loan := source.lend([name])[0]) is not None:
+                    return Borrowed(source, loan)
         return None
 
     def _keep(self, session: Hashable, lease: Borrowed, until_s: float) -> None:

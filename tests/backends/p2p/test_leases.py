@@ -175,6 +175,17 @@ def test_a_transfer_takes_the_room_of_a_lease() -> None:
     assert source.out == []
 
 
+def test_only_leases_of_the_source_that_is_asked_make_room() -> None:
+    full, other = CountingSource({"a": 100, "b": 100}, most_loans=1), CountingSource({"x": 100})
+    leases = leases_over(full, other)
+    leases.lease(ALICE, ["x"], 0.0)
+    leases.lease(BOB, ["a"], 0.0)
+    first = take(leases, CAROL, "b")
+    assert leases.take(CAROL, ["a", "b", "y"]) == [None, None, None]
+    assert (names_out(full), names_out(other)) == (["b"], ["x"])
+    leases.give_back([first])
+
+
 def test_closing_gives_back_leases_and_what_transfers_hold() -> None:
     source = CountingSource({"a": 100, "b": 100})
     leases = leases_over(source)
