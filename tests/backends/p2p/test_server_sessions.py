@@ -1,0 +1,186 @@
+"""A session begins with whom it can serve, and ends with its connection, its node, or a newer one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+
+import pytest
+from p2p_bench import run, until
+from p2p_serving import Asker, serving
+from p2p_sources import CountingSource
+
+from kvstore_sdk_backends.p2p.messages import (
+    FOUND,
+    VERSION,
+    VERSIONS,
+    Goodbye,
+    Hello,
+    Lookup,
+    Refused,
+    Result,
+    encode,
+)
+
+NAMESPACE, OTHER_NAMESPACE = "ab" * 16, "cd" * 16
+
+
+def hello(asker: Asker, **fields: object) -> Hello:
+    return dataclasses.replace(Hello(0, VERSIONS, asker.node, "", "", ("zmq",)), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"versions": (VERSION + 1, VERSION + 3)}, "version"),
+        ({"namespace": OTHER_NAMESPACE}, "namespace"),
+        ({"layout": "other"}, "layout"),
+        ({"paths": ("nixl", "carrier_pigeon")}, "path"),
+    ],
+)
+def test_who_could_use_nothing_is_refused(fields: dict[str, object], code: str) -> None:
+    async def test() -> None:
+        async with serving(CountingSource({"a": 100}, namespace=NAMESPACE, layout="here")) as s:
+            asker = s.asker()
+            assert await asker.refused(hello(asker, **fields)) == code
+            assert await asker.refused(Lookup(0, 0, ("a",))) == "unknown"
+            welcome = await asker.hello(namespace=NAMESPACE, layout="here")
+            assert welcome.path == "zmq"
+            assert await s.asker().hello()
+
+    run(test)
+
+
+def test_a_hello_of_another_version_is_told_which_ones_this_node_speaks() -> None:
+    async def test() -> None:
+        async with serving() as s:
+            asker = s.asker()
+            # Version 9, kind Hello, number 5, versions 7 to 9.
+            await asker.send(b"\x94\x09\x01\x05\x92\x07\x09")
+            refused = await asker.answer(5, Refused)
+            assert (refused.code, refused.versions) == ("version", VERSIONS)
+            assert "{} to {}".format(*VERSIONS) in refused.text
+
+    run(test)
+
+
+def test_a_node_does_not_serve_itself() -> None:
+    async def test() -> None:
+        async with serving() as s:
+            asker = s.asker(s.node)
+            assert await asker.refused(hello(asker)) == "self"
+
+    run(test)
+
+
+def test_a_restarted_asker_is_a_new_session_and_the_old_one_is_over() -> None:
+    """LIV-17: leases and data connection of the old one end; the connection that it came over says nothing any more."""
+
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            old, new = s.asker(), s.asker()
+            await old.hello()
+            await old.look_up("a")
+            new.node = old.node
+            await new.hello()
+            assert isinstance(await old.receive(), Goodbye)
+            assert source.out == []
+            assert [sender.closed for sender in s.senders] == [True, False]
+            assert s.counts["sessions_now"] == 1
+            assert await old.refused(Lookup(0, 0, ("a",))) == "unknown"
+            assert await new.fetch(("a", 100)) == ((FOUND, 100),)
+
+    run(test)
+
+
+def test_a_second_hello_on_a_connection_begins_anew() -> None:
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            asker = s.asker()
+            await asker.hello()
+            await asker.look_up("a")
+            asker.node = os.urandom(16)
+            await asker.hello()
+            assert source.out == []
+            assert s.counts["sessions_now"] == 1
+            assert await asker.fetch(("a", 100)) == ((FOUND, 100),)
+
+    run(test)
+
+
+def test_a_session_ends_with_its_connection() -> None:
+    """And one whose connection gets the descriptor of the old one is not taken for it."""
+
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            for _ in range(20):
+                asker = s.asker()
+                await asker.hello()
+                assert await asker.look_up("a") == (100,)
+                await asyncio.sleep(0)
+                assert len(source.out) == s.counts["sessions_now"]
+                asker.close()
+            await until(lambda: not s.counts["sessions_now"])
+            assert source.out == []
+            assert all(sender.closed for sender in s.senders)
+
+    run(test)
+
+
+def test_who_says_hello_and_goes_leaves_no_session() -> None:
+    """Also where it is gone before its Hello is read."""
+
+    async def test() -> None:
+        async with serving() as s:
+            for number in range(60):
+                asker = s.asker()
+                await asker.send(encode(dataclasses.replace(hello(asker), number=1)))
+                if number % 2:
+                    # The loop, and the server with it, stands still while the connection comes and goes.
+                    time.sleep(0.01)
+                else:
+                    await asyncio.sleep(0.002)
+                asker.close()
+                if number % 2:
+                    time.sleep(0.01)
+            await until(lambda: not s.guard.connections)
+            await until(lambda: not s.counts["sessions_now"])
+            assert all(sender.closed for sender in s.senders)
+            assert await s.asker().hello()
+
+    run(test)
+
+
+def test_an_asker_that_connects_again_and_again_is_served_at_last_in_one_session() -> None:
+    """LIV-17: what was said on connections that are gone may be read after what is said on the last one, and end its session, once each."""
+
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            node = os.urandom(16)
+            for _ in range(30):
+                # The loop, and the server with it, stands still while connections come and go.
+                for _ in range(3):
+                    gone = s.asker(node)
+                    await gone.send(encode(dataclasses.replace(hello(gone), number=1)))
+                    time.sleep(0.003)
+                    gone.close()
+                last = s.asker(node)
+                for _ in range(4):
+                    await last.hello()
+                    answer = await last.ask(last.fetch_of(("a", 100)), object)
+                    if isinstance(answer, Result):
+                        break
+                    assert isinstance(answer, Refused)
+                    assert answer.code == "unknown"
+                assert isinstance(answer, Result)
+                assert answer.statuses == ((FOUND, 100),)
+                assert s.counts["sessions_now"] == 1
+                last.close()
+
+    run(test)
