@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
@@ -28,6 +28,7 @@ __all__ = [
     "Capabilities",
     "Durability",
     "Fork",
+    "SupportsCounters",
     "SupportsDelete",
     "SupportsList",
     "SupportsRegions",
@@ -247,5 +248,18 @@ class SupportsUsage(Protocol):
 
         Raises:
             BackendError: it could not be counted; `TimedOutError` when the deadline passed, `ClosedError` after `close`.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsCounters(Protocol):
+    """For backends that count what operators want to see beside what the SDK counts."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Totals since it was opened; and, under names that end in `_now`, what is so at the moment.
+
+        From memory, from any thread, also after `close`. The names, of `a-z 0-9 _`, are the same each time and few, as each becomes a
+        series of metrics; more than 64 are not shown.
         """
         ...

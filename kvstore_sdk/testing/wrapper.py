@@ -19,6 +19,7 @@ from kvstore_sdk.backend import (
     PutResult,
     RecordSource,
     Region,
+    SupportsCounters,
     SupportsDelete,
     SupportsHints,
     SupportsIdentity,
@@ -54,6 +55,9 @@ class BackendWrapper:
         if isinstance(inner, SupportsRegions):
             self.register_region = self._register_region
             self.unregister_region = self._unregister_region
+        if isinstance(inner, SupportsCounters):
+            # No call to a store: nothing is to be seen or changed in it.
+            self.counters = inner.counters
         if isinstance(inner, SupportsServe):
             self.serve = self._serve
         if isinstance(inner, SupportsIdentity):

@@ -48,6 +48,7 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "abandoned_calls": MetricSpec("Backend calls that outlived their deadline, by operation.", ("operation",)),
     "breaker_opened": MetricSpec("How often a circuit breaker opened, by side (read, write).", ("side",)),
     "manifests": MetricSpec("Manifests found or written, by result (same, written, rewritten, failed).", ("result",)),
+    "backend_counts": MetricSpec("What the backend counts of itself, by what it calls it.", ("what",)),
     "isolation_deaths": MetricSpec("How often the child process of an isolated backend died or was killed."),
     "isolation_restarts": MetricSpec("How often it was started again."),
 }
@@ -66,6 +67,7 @@ GAUGES: Mapping[str, MetricSpec] = {
     "quarantined_bytes": MetricSpec("Memory that calls which outlived their deadline may still touch."),
     "known_keys": MetricSpec("Chunks in the table of known ones."),
     "open_jobs": MetricSpec("Jobs that were submitted and not reported yet."),
+    "backend_now": MetricSpec("What the backend says of its present state, by what it calls it.", ("what",)),
     "isolation_up": MetricSpec("Of an isolated backend: 1 while its child process runs."),
 }
 

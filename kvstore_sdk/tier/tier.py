@@ -11,6 +11,7 @@ from kvstore_sdk.backend import Backend, ConfigError, Hint, RecordSource
 from kvstore_sdk.format import padded_bytes
 from kvstore_sdk.identity import KVIdentity, fresh_epoch
 from kvstore_sdk.tier.admission import Admission
+from kvstore_sdk.tier.backend_counts import count_backend
 from kvstore_sdk.tier.batch import Batch
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.calls import Calls
@@ -24,7 +25,6 @@ from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.gauges import declare_gauges
 from kvstore_sdk.tier.health import Health
 from kvstore_sdk.tier.hints import Waits
-from kvstore_sdk.tier.isolated import count_isolation
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable, Probe
 from kvstore_sdk.tier.manifest import Manifests
@@ -93,7 +93,7 @@ class Tier:
         self.stores = may_store and not capabilities.read_only
         """Whether it stores anything; otherwise every store is skipped."""
         self.metrics = TierMetrics()
-        count_isolation(self.metrics, backend)
+        count_backend(self.metrics, backend, name)
         self._settings = settings
         self._backend = backend
         self._namespace = identity.namespace

@@ -12,6 +12,7 @@ from kvstore_sdk.backend import (
     Hint,
     RecordSource,
     Region,
+    SupportsCounters,
     SupportsDelete,
     SupportsHints,
     SupportsIdentity,
@@ -33,6 +34,7 @@ SURFACES = [
     SupportsServe,
     SupportsIdentity,
     SupportsHints,
+    SupportsCounters,
 ]
 WRAPPERS = [BackendWrapper, FaultyBackend, RecordingBackend]
 
@@ -72,6 +74,9 @@ class Full(Bare):
     def hint(self, names: Any, hint: Hint) -> None:
         self.called.append(("hint", (list(names), hint)))
 
+    def counters(self) -> dict[str, int]:
+        return {"calls": len(self.called)}
+
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_no_surface_is_made_up(wrapper: type[BackendWrapper], inner: Any) -> None:
@@ -92,6 +97,7 @@ def test_every_surface_passes_through(wrapper: type[BackendWrapper], inner: Any,
     assert backend.usage(soon) == Usage(3, 3 * 8192)
     backend.register_region(bench.region)
     backend.unregister_region(bench.region)
+    assert backend.counters() == {"calls": 2}
     source: Any = object()
     backend.use_identity("n" * 32, "layout")
     backend.serve(source)
