@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -15,6 +16,7 @@ from kvstore_sdk_backends.p2p.messages import MISSING, VERSION, Fetch, Found, He
 __all__ = ["FakePeer"]
 
 POLL_MS = 20
+BIND_S = 20.0
 
 
 class FakePeer:
@@ -71,11 +73,23 @@ class FakePeer:
         socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
         if self.port:
-            socket.bind(f"tcp://127.0.0.1:{self.port}")
+            self._bind_again(socket)
         else:
             self.port = socket.bind_to_random_port("tcp://127.0.0.1")
         self._thread = threading.Thread(target=self._serve, args=(socket, self._over), name="fake peer", daemon=True)
         self._thread.start()
+
+    def _bind_again(self, socket: zmq.Socket[bytes]) -> None:
+        """The library closes the socket of the life before some time after it was asked to."""
+        until_s = time.monotonic() + BIND_S
+        while True:
+            try:
+                socket.bind(f"tcp://127.0.0.1:{self.port}")
+                return
+            except zmq.ZMQError:
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(0.005)
 
     def _serve(self, socket: zmq.Socket[bytes], over: threading.Event) -> None:
         with socket:

@@ -173,8 +173,7 @@ class Node:
     def get(self, names: list[str], size: int, timeout_s: float = 20.0) -> dict[str, Any]:
         """One call. What became of each, how many bytes of those that were FOUND are wrong, how many others were written to, and how long
         it took."""
-        self._slots.settle(self._backend, Deadline.after(0.0))
-        taken = self._slots.take(len(names))
+        taken = self._take(len(names))
         gets = []
         for name, slot in zip(names, taken, strict=True):
             buffer = self._slots.buffer(slot, size)
@@ -206,6 +205,17 @@ class Node:
                 self._slots.give_back([slot])
         statuses = [result.status.name for result in results]
         return {"statuses": statuses, "errors": sorted(set(errors)), "wrong": wrong, "touched": touched, "took_s": took_s}
+
+    def _take(self, count: int, timeout_s: float = 30.0) -> list[int]:
+        """Slots; what is in doubt is settled meanwhile, as a tier does."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self._slots.settle(self._backend, Deadline.after(0.0))
+            try:
+                return self._slots.take(count, _SETTLE_EVERY_S)
+            except TimeoutError:
+                if time.monotonic() >= until_s:
+                    raise
 
     def _wrong_bytes(self, name: str, slot: int, size: int) -> int:
         seen, right = self._slots.buffer(slot, size).view, record(name, size)
