@@ -110,7 +110,7 @@ def test_a_row_is_released_after_its_result_and_not_before(new_engine: NewEngine
 def test_rows_in_doubt_are_held_until_they_are_settled(operation: str, new_engine: NewEngine) -> None:
     backend = faulty(Fault("get", InDoubt(), times=0))
     recording = RecordingBackend(backend)
-    engine = new_engine(recording, breaker_failures=100)
+    engine = new_engine(recording, breaker_failures=100, load_timeout_s=LIMIT_S, store_timeout_s=LIMIT_S)
     engine.store(keys(4))
     backend.arm(Fault(operation, InDoubt(), names=only(1, 21)))
     some, submit = (keys(4), engine.submit_load) if operation == "get" else (keys(4, start=20), engine.submit_store)
