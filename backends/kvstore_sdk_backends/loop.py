@@ -106,8 +106,9 @@ class EventLoop:
                 raise TimedOutError(f"{doing}: not done within {limit_s:g} s") from None
             raise
         finally:
-            answer.cancel()
-            self.call_soon(give_up)
+            # Waking the loop for nothing would cost the next call its time.
+            if answer.cancel():
+                self.call_soon(give_up)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> bool:
         """Cancel all tasks, run what `last` makes, and end the thread. Idempotent, from any thread, this one too, which then goes on.

@@ -43,6 +43,10 @@ class _PeerFaultError(UnavailableError):
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What they return; an exception only when all have ended, since they fill buffers."""
+    steps = list(steps)
+    if len(steps) == 1:
+        # A task of its own would have it wait for its turn twice.
+        return [await steps[0]]
     done = await asyncio.gather(*steps, return_exceptions=True)
     for one in done:
         if isinstance(one, BaseException):

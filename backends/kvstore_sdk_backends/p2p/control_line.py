@@ -1,4 +1,4 @@
-"""The control socket of a node, read and written without ever waiting for one of its peers."""
+"""A control socket of a node, read and written without ever waiting for a peer."""
 
 from __future__ import annotations
 
@@ -17,39 +17,43 @@ _TURN = 8
 
 
 class ControlLine:
-    """A ROUTER on the node's event loop. It takes one message of each peer in turn, as libzmq has it."""
+    """A ROUTER or a DEALER on the node's event loop. It takes one message of each peer in turn, as libzmq has it."""
 
-    def __init__(self, socket: zmq.Socket, read: Callable[[list[zmq.Frame]], object]) -> None:
-        """`socket`: bound, not one of asyncio's, whose sends would wait behind that of a peer that does not read. It is closed with this.
-
-        `read`: called on the loop with each message, identity first.
+    def __init__(self, socket: zmq.Socket, read: Callable[[list[zmq.Frame]], object], failed: Callable[[zmq.ZMQError], object]) -> None:
+        """
+        Args:
+            socket: Bound or connected, and not one of asyncio's: their sends would wait behind that of a peer that does not read, and each
+                message would cost some turns of the loop. It is closed with this.
+            read: Called on the loop with each message, from a ROUTER with the identity first.
+            failed: Called with the error when the socket cannot be read any more.
         """
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._read = read
+        self._failed = failed
         self._soon = False
         self._closed = False
-        # A peer that is gone, or does not read, is an error at once, and not a message that is lost.
-        socket.router_mandatory = 1
         self._descriptor = socket.FD
         self._loop.add_reader(self._descriptor, self._take)
         # The descriptor tells of changes alone, and there may have been one before it was looked at.
         self._take_soon()
 
-    def send(self, identity: bytes, frame: bytes) -> str | None:
-        """Send to a peer, or say, as a clause, why it cannot be sent to."""
-        if self._closed:
-            return "this node is closed"
+    def send(self, *frames: bytes) -> None:
+        """Send a message; to a ROUTER with the identity first.
+
+        Raises:
+            zmq.Again: the peer does not read what it is sent.
+            zmq.ZMQError: it cannot be reached, or this is closed.
+        """
         try:
-            self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.Again:
-            return "it does not read what it is sent"
-        except zmq.ZMQError as cause:
-            return f"it cannot be reached: {cause.strerror}"
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         finally:
             # Sending may use up the signal that something has come.
             self._take_soon()
-        return None
+
+    def take(self) -> None:
+        """Read what has come, without waiting for the loop to tell of it."""
+        self._take()
 
     def catch_up(self) -> None:
         """Take note of the connections that are gone: sending to one of them is an error from now on, and not a message that is lost."""
@@ -82,7 +86,7 @@ class ControlLine:
             except zmq.Again:
                 return
             except zmq.ZMQError as cause:
-                logger.error("p2p: the control socket failed: %s", cause)
+                self._failed(cause)
                 return
             try:
                 self._read(frames)

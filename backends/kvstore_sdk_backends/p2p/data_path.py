@@ -7,19 +7,18 @@ this runs on the node's event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import zmq
-import zmq.utils.monitor
 
 from kvstore_sdk.backend import Buffer, Deadline
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.messages import MAX_RECORD_BYTES
+from kvstore_sdk_backends.p2p.monitor import Monitor
 from kvstore_sdk_backends.p2p.security import Security
 
 __all__ = ["HEADER", "MAX_QUEUED_BYTES", "Arrival", "Receiver", "Sender", "routing_id"]
@@ -74,6 +73,7 @@ class Sender:
         self._sent: deque[_Sent] = deque()
         self._queued_bytes = 0
         self._turn = asyncio.Lock()
+        self._waiting = 0
         self._news = asyncio.Event()
         self._asker = -1
         self._closed = False
@@ -120,12 +120,7 @@ class Sender:
         Returns:
             Whether the transport took all of it, before the connection ended. Whether it arrived, only the asker knows.
         """
-        try:
-            async with asyncio.timeout(deadline.remaining_s()), self._turn:
-                while not self._closed and not self._may_send(buffer.length):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
+        if (self._waiting or not self._may_send(buffer.length)) and not await self._wait(buffer.length, deadline):
             return False
         if (sent := self._hand_over(number, index, buffer, deadline)) is None:
             return False
@@ -149,6 +144,20 @@ class Sender:
             self._guarding.cancel()
             self._guard.close()
             self._socket.close(0)
+
+    async def _wait(self, size: int, deadline: Deadline) -> bool:
+        """For a turn, in the order of coming, and for room."""
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(deadline.remaining_s()), self._turn:
+                while not self._closed and not self._may_send(size):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting -= 1
+        return True
 
     def _may_send(self, size: int) -> bool:
         return self._asker >= 0 and (not self._queued_bytes or self._queued_bytes + size <= self._max_queued_bytes)
@@ -275,14 +284,11 @@ class Receiver:
         self._closed = False
         self._again = False
         self._socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
-        self._monitor: zmq.Socket = context.socket(zmq.PAIR, socket_class=zmq.Socket)
+        self._monitor: Monitor | None = None
         try:
             security.secure_client(self._socket, "data", address)
             self._socket.routing_id = routing_id(node)
-            events = f"inproc://kvstore-p2p-data-{os.urandom(8).hex()}"
-            self._socket.monitor(events, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-            self._monitor.linger = 0
-            self._monitor.connect(events)
+            self._monitor = Monitor(self._socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED, self._note)
             self._socket.connect(address.endpoint)
             # Which of the connections to its port is this one, the owner learns from this.
             # It may have failed by now; then the monitor tells of it.
@@ -291,10 +297,9 @@ class Receiver:
         except BaseException:
             self._end_sockets()
             raise
-        for socket, step in ((self._socket, self._take), (self._monitor, self._watch)):
-            self._loop.add_reader(socket.FD, step)
-            # The descriptor tells of changes alone, and there may have been one before it was looked at.
-            self._loop.call_soon(step)
+        self._loop.add_reader(self._socket.FD, self._take)
+        # The descriptor tells of changes alone, and there may have been one before it was looked at.
+        self._loop.call_soon(self._take)
 
     @property
     def closed(self) -> bool:
@@ -317,17 +322,15 @@ class Receiver:
         """End the connection and all arrivals. Idempotent."""
         if not self._closed:
             self._closed = True
-            for socket in (self._socket, self._monitor):
-                self._loop.remove_reader(socket.FD)
+            self._loop.remove_reader(self._socket.FD)
             self._end_sockets()
             for arrival in list(self._arrivals.values()):
                 arrival.cancel()
 
     def _end_sockets(self) -> None:
-        with suppress(zmq.ZMQError):
-            self._socket.disable_monitor()
+        if self._monitor is not None:
+            self._monitor.close()
         self._socket.close(0)
-        self._monitor.close(0)
 
     def _drop(self, number: int) -> None:
         self._arrivals.pop(number, None)
@@ -337,13 +340,8 @@ class Receiver:
             self.close()
             self._lost(reason)
 
-    def _watch(self) -> None:
-        try:
-            while not self._closed:
-                zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                self._fail("the data connection is lost")
-        except zmq.Again:
-            return
+    def _note(self, event: int, value: int) -> None:
+        self._fail("the data connection is lost")
 
     def _take_again(self) -> None:
         self._again = False

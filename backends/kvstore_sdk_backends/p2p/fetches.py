@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, Ticket
 from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
@@ -17,6 +18,8 @@ from kvstore_sdk_backends.p2p.sessions import Session
 from kvstore_sdk_backends.p2p.workers import Workers
 
 __all__ = ["Fetches"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +65,7 @@ class Fetches:
                 statuses[index] = (WRONG_SIZE if there else MISSING, there)
             elif self._is_sound(session, fetch.generation, fetch.items[index]):
                 fitting.append(index)
-        batches = (self._batch(session, fetch, batch, statuses, deadline) for batch in _batches(fetch.items, fitting))
-        for failed in await asyncio.gather(*batches, return_exceptions=True):
-            if isinstance(failed, BaseException):
-                # Its loans stay out until the node closes: nobody knows whether something still reads them.
-                logger.error("p2p: a transfer to %s failed unexpectedly", session.host, exc_info=failed)
+        await _all([self._batch(session, fetch, batch, statuses, deadline) for batch in _batches(fetch.items, fitting)])
         return Result(fetch.number, tuple(statuses))
 
     def unfinished(self) -> int:
@@ -85,6 +84,13 @@ class Fetches:
         return offset + size_bytes <= target.regions[region][1]
 
     async def _batch(self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline) -> None:
+        try:
+            await self._move_batch(session, fetch, indexes, statuses, deadline)
+        except Exception:
+            # Its loans stay out until the node closes: nobody knows whether something still reads them.
+            logger.exception("p2p: a transfer to %s failed unexpectedly", session.host)
+
+    async def _move_batch(self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline) -> None:
         size_bytes = sum(fetch.items[index][1] for index in indexes)
         if not await session.room.enter(size_bytes, deadline):
             for index in indexes:
@@ -153,8 +159,8 @@ class Fetches:
         if sender is None:
             return []
         good = lent if all(map(_is_sealed, lent.values())) else await self._workers.run(partial(_sealed, lent))
-        sends = (sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in good.items())
-        sent = [index for index, done in zip(good, await asyncio.gather(*sends), strict=True) if done]
+        done = await _all([sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in good.items()])
+        sent = [index for index, is_sent in zip(good, done, strict=True) if is_sent]
         if sender.closed:
             self._lost(session, "its data connection is over")
         return sent
@@ -215,6 +221,11 @@ class Fetches:
                     doubt.set_result(False)
             if self._doubts and not any(over):
                 await asyncio.sleep(max(0.05, began_s + 0.1 - time.monotonic()))
+
+
+async def _all(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    # A task for one alone would have it wait for its turn twice.
+    return [await steps[0]] if len(steps) == 1 else await asyncio.gather(*steps)
 
 
 def _is_sealed(borrowed: Borrowed) -> bool:

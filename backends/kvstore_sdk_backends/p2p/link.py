@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
 from kvstore_sdk.backend import BackendError, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Receiver
 from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_not_connected
 from kvstore_sdk_backends.p2p.messages import (
@@ -37,6 +36,7 @@ from kvstore_sdk_backends.p2p.messages import (
     decode,
     encode,
 )
+from kvstore_sdk_backends.p2p.monitor import Monitor
 from kvstore_sdk_backends.p2p.security import Security
 
 __all__ = ["CONNECT_S", "Greeting", "Link", "PeerRefusedError"]
@@ -109,7 +109,7 @@ class Link:
         answered: How many questions the peer has answered.
     """
 
-    def __init__(self, address: Address, greeting: Greeting, context: zmq.asyncio.Context, security: Security) -> None:
+    def __init__(self, address: Address, greeting: Greeting, context: zmq.Context, security: Security) -> None:
         """Connects. Use `open`."""
         self.address = address
         self.greeting = greeting
@@ -124,23 +124,27 @@ class Link:
         self._on_end: list[Callable[[], object]] = []
         self._ended = asyncio.Event()
         self._refusal = ""
-        self._socket = context.socket(zmq.DEALER)
-        self._monitor: zmq.asyncio.Socket | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
         try:
-            security.secure_client(self._socket, "control", address)
-            self._monitor = self._socket.get_monitor_socket(_EVENTS)
-            self._socket.connect(address.endpoint)
-        except zmq.ZMQError as cause:
-            self._close_sockets()
+            security.secure_client(socket, "control", address)
+            self._monitor = Monitor(socket, _EVENTS, self._note)
+            try:
+                socket.connect(address.endpoint)
+                self._line = ControlLine(socket, self._read, self._fail)
+            except BaseException:
+                self._monitor.close()
+                raise
+        except BaseException as cause:
+            socket.close(0)
+            if not isinstance(cause, zmq.ZMQError):
+                raise
             raise UnavailableError(f"p2p peer {address}: cannot be connected to: {cause.strerror}") from None
-        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._watch())]
 
     def __repr__(self) -> str:
         return f"Link({self.address}, {self.cause or 'open'})"
 
     @classmethod
-    async def open(cls, address: Address, greeting: Greeting, context: zmq.asyncio.Context, security: Security) -> Link:
+    async def open(cls, address: Address, greeting: Greeting, context: zmq.Context, security: Security) -> Link:
         """Connect and say Hello. Takes `CONNECT_S` at most.
 
         Raises:
@@ -254,11 +258,8 @@ class Link:
         if not self.ended:
             self.cause = cause.removeprefix(f"p2p peer {self.address}: ")
             self._ended.set()
-            current = asyncio.current_task()
-            for task in self._tasks:
-                if task is not current:
-                    task.cancel()
-            self._close_sockets()
+            self._monitor.close()
+            self._line.close()
             if self.receiver is not None:
                 self.receiver.close()
             questions, self._questions = self._questions, {}
@@ -283,51 +284,35 @@ class Link:
             UnavailableError: the peer takes nothing, or the session ended.
         """
         try:
-            # The future is done at once: `DONTWAIT`, and nothing of this socket ever waits to be sent.
-            sent = self._socket.send(frame, zmq.DONTWAIT)
+            self._line.send(frame)
+        except zmq.Again:
+            raise UnavailableError(f"p2p peer {self.address}: takes no more messages now") from None
         except zmq.ZMQError as cause:
             raise self.end(f"the connection failed: {cause.strerror}") from None
-        failed = sent.exception() if sent.done() and not sent.cancelled() else None
-        if isinstance(failed, zmq.Again):
-            raise UnavailableError(f"p2p peer {self.address}: takes no more messages now")
-        if failed is not None:
-            raise self.end(f"the connection failed: {failed}")
 
-    def _close_sockets(self) -> None:
-        # The monitor's own end goes with nothing else.
-        self._socket.disable_monitor()
-        if self._monitor is not None:
-            self._monitor.close(linger=0)
-        self._socket.close(linger=0)
-
-    async def _read(self) -> None:
+    def _read(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) != 1:
+            self.end("sent a message of several parts, which the protocol does not have")
+            return
         try:
-            while not self.ended:
-                frame = await self._socket.recv()
-                if self._socket.rcvmore:
-                    self.end("sent a message of several parts, which the protocol does not have")
-                    return
-                self._take(decode(frame))
+            message = decode(frames[0].buffer)
         except MessageError as cause:
             self.end(f"sent what cannot be read: {cause}")
-        except zmq.ZMQError as cause:
-            self.end(f"the connection failed: {cause.strerror}")
+            return
+        self._take(message)
 
-    async def _watch(self) -> None:
-        try:
-            while not self.ended:
-                event = await recv_monitor_message(self._monitor)
-                kind, value = event["event"], event["value"]
-                if kind & FAILED_HANDSHAKES:
-                    self.end(why_not_connected(kind, value, secured=self._secured))
-                elif kind == zmq.EVENT_CLOSED:
-                    self.end("nobody listens there, or nobody answers")
-                elif kind == zmq.EVENT_DISCONNECTED:
-                    self.end(
-                        "the connection is lost" if self.answered else "it hung up at once; is it a kvstore node, with room for one more?"
-                    )
-        except zmq.ZMQError as cause:
-            self.end(f"the connection failed: {cause.strerror}")
+    def _fail(self, cause: zmq.ZMQError) -> None:
+        self.end(f"the connection failed: {cause.strerror}")
+
+    def _note(self, event: int, value: int) -> None:
+        if event & FAILED_HANDSHAKES:
+            self.end(why_not_connected(event, value, secured=self._secured))
+        elif event == zmq.EVENT_CLOSED:
+            self.end("nobody listens there, or nobody answers")
+        elif event == zmq.EVENT_DISCONNECTED:
+            # Before it hung up it may have said why.
+            self._line.take()
+            self.end("the connection is lost" if self.answered else "it hung up at once; is it a kvstore node, with room for one more?")
 
     def _take(self, message: Message) -> None:
         match message:

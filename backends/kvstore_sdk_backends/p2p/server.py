@@ -106,7 +106,9 @@ class Server:
         self._taking = False
         self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames"), 0)
         guard.lost = self._lost
-        self._line = ControlLine(socket, self._read)
+        # A peer that is gone, or does not read, is an error at once, and not a message that is lost.
+        socket.router_mandatory = 1
+        self._line = ControlLine(socket, self._read, self._failed)
 
     async def run(self) -> None:
         """Answer look-ups that wait, and end leases, until it is cancelled."""
@@ -122,8 +124,7 @@ class Server:
         self._closed = True
         until = Deadline.after(self._limits.close_s)
         try:
-            for session in self._sessions:
-                self._end(session, "this node closes")
+            self.end_sessions("this node closes")
             self._line.close()
             # Transfers over ZMQ are over now, in milliseconds.
             await self._finish(Deadline.after(self._limits.close_s / 2))
@@ -134,6 +135,11 @@ class Server:
             # Also when this is cancelled: whoever closes the node takes the memory away next.
             self._leases.close()
             self._workers.close()
+
+    def end_sessions(self, reason: str) -> None:
+        """End all of them, with what they leased. Their peers are told, and may begin others."""
+        for session in self._sessions:
+            self._end(session, reason)
 
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now. From any thread."""
@@ -153,6 +159,9 @@ class Server:
     def _lost(self, descriptor: int) -> None:
         if (session := self._sessions.of_fd(descriptor)) is not None:
             self._end(session, "its connection is gone")
+
+    def _failed(self, cause: zmq.ZMQError) -> None:
+        logger.error("%s: the control socket failed: %s", self._label, cause)
 
     def _read(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
@@ -219,7 +228,7 @@ class Server:
                 logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
             self._refuse(identity, hello.number, code, text)
             return
-        replaced = self._sessions.replaced_by(identity, fd, hello.node)
+        replaced = self._sessions.replaced_by(identity, fd)
         if self._sessions.full and not replaced and not self._make_room():
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
@@ -237,7 +246,7 @@ class Server:
                 sender.close()
             return
         for old in replaced:
-            self._end(old, "" if old.identity == identity else "its node has a new session")
+            self._end(old, "")
         session = Session(identity, fd, host, hello.node, path, sender, self._limits)
         session.heard_s = time.monotonic()
         self._sessions.add(session)
@@ -309,10 +318,13 @@ class Server:
             self._refuse(session.identity, target.number, "busy", "earlier targets are still being read")
         else:
             session.targets_pending += 1
-            self._start(self._admit(session, self._targets, target))
+            before = self._sessions.with_target_beside(session)
+            for old in before:
+                self._end(old, "its node has a target in another session")
+            self._start(self._admit(session, self._targets, target, before))
 
-    async def _admit(self, session: Session, targets: Targets, target: Target) -> None:
-        refusal = await targets.admit(session, target)
+    async def _admit(self, session: Session, targets: Targets, target: Target, before: Sequence[Session]) -> None:
+        refusal = await targets.admit(session, target, before)
         if session.ended:
             return
         if refusal is None:
@@ -332,7 +344,13 @@ class Server:
 
     def _put(self, identity: bytes, message: Sent) -> str | None:
         """Send, or say why it cannot be sent."""
-        return self._line.send(identity, encode(message))
+        try:
+            self._line.send(identity, encode(message))
+        except zmq.Again:
+            return "it does not read what it is sent"
+        except zmq.ZMQError as cause:
+            return f"it cannot be reached: {cause.strerror}"
+        return None
 
     # What goes on by itself.
 
