@@ -162,9 +162,12 @@ class P2PBackend:
             return [GetResult(GetStatus.CLOSED, refused) for _ in gets]
         answers = [_TIMED_OUT if done and deadline.expired else self._get_own(get) for done, get in enumerate(gets)]
         asked = [index for index, answer in enumerate(answers) if answer.status is GetStatus.MISSING]
-        if asked and self._may_ask:
-            for index, answer in zip(asked, self._load([gets[index] for index in asked], deadline), strict=True):
+        while asked and self._may_ask:
+            # Whoever loads goes by names. A caller that keeps to the contract has each once.
+            once = sorted({gets[index].name: index for index in reversed(asked)}.values())
+            for index, answer in zip(once, self._load([gets[index] for index in once], deadline), strict=True):
                 answers[index] = answer
+            asked = [index for index in asked if index not in once]
         return answers
 
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
@@ -200,11 +203,13 @@ class P2PBackend:
         self._node.add_source(source)
 
     def use_identity(self, namespace: str, layout: str) -> None:
-        """Peers that have another namespace or layout refuse this node from now on, and are refused."""
+        """Peers that have another namespace or layout refuse this node from now on, and are refused. What others leased is theirs no more,
+        also where the identity is that of before: it was host memory of before a reset."""
         changed = (self._namespace, self._layout) != (namespace, layout)
         self._namespace, self._layout = namespace, layout
         if self._shelf is not None:
             self._shelf.use_identity(namespace, layout)
+        self._loop.call_soon(self._node.end_sessions, "its records are others from now on")
         if changed:
             self._hints.clear()
             self._loop.call_soon(self._renew, "this node has another namespace or layout")

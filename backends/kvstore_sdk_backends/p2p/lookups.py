@@ -117,6 +117,8 @@ class Lookups:
         self.counts["lookups"] += 1
         try:
             link = await peer.ready(min(until_s, time.monotonic() + self._answer_timeout_s))
+            # Known by now, where its node has a session at another address.
+            peer = peer.alias or peer
             wait_s = min(hint.wait_s, until_s - time.monotonic() - LEFT_S) if hint is not None else 0.0
             if hint is not None and wait_s > 0 and hint.until:
                 await self._ask_batch(peer, link, (hint.until,), hunt, until_s, wait_s)

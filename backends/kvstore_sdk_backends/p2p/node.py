@@ -113,6 +113,11 @@ class Node:
         """Serve its records from now on."""
         self._sources.append(source)
 
+    def end_sessions(self, reason: str) -> None:
+        """End those in which this node is asked. On the loop."""
+        if self._server is not None:
+            self._server.end_sessions(reason)
+
     def counters(self) -> dict[str, int]:
         """Of the server. From any thread."""
         return self._server.counters() if self._server is not None else {}

@@ -13,7 +13,7 @@ from kvstore_sdk.backend import BackendError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
 
-__all__ = ["Peer", "State"]
+__all__ = ["AliasError", "Peer", "State"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 REFUSED_PAUSE_S = 10.0
 """After a refusal that only a changed setting, or a reset of either engine's cache, can lift."""
 SELF_PAUSE_S = 60.0
-"""This node itself: the address may become another's."""
+"""This node itself, or another address of a peer: it may become another's."""
 STEADY_S = 1.0
 """A session that lasted as long and is lost is begun again at once."""
 MAX_FAULTS = 3
@@ -34,14 +34,25 @@ LOG_EVERY_S = 60.0
 """The same line about the same peer."""
 
 
+class AliasError(UnavailableError):
+    """An address turned out to be the node of another peer, whose session, `link`, stands."""
+
+    def __init__(self, text: str, peer: Peer, link: Link) -> None:
+        super().__init__(text)
+        self.peer = peer
+        self.link = link
+
+
 class State(Enum):
-    """What a peer is about. `IDLE`: nobody has asked for it; `DOWN`, `REFUSED`: until the next attempt."""
+    """What a peer is about. `IDLE`: nobody has asked for it; `DOWN`, `REFUSED`: until the next attempt; `ALIAS`: as long as the session
+    that the node has at another address."""
 
     IDLE = "idle"
     CONNECTING = "connecting"
     UP = "up"
     DOWN = "down"
     REFUSED = "refused"
+    ALIAS = "alias"
     CLOSED = "closed"
 
 
@@ -68,6 +79,7 @@ class Peer:
         self.itself = False
         self._connect = connect
         self._link: Link | None = None
+        self._alias: Peer | None = None
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._strikes = 0
@@ -88,6 +100,11 @@ class Peer:
         return self._link if self._link is not None and not self._link.ended else None
 
     @property
+    def alias(self) -> Peer | None:
+        """The peer that has a session with the same node; None where it is this one, or nobody."""
+        return self._alias if self._alias is not None and self._alias.link is not None else None
+
+    @property
     def live(self) -> bool:
         """Whether to ask it: its session stands, or is being begun for the first time, or for the first time after it was lost."""
         if self._shunned_until_s > time.monotonic():
@@ -100,7 +117,7 @@ class Peer:
             self._task = asyncio.ensure_future(self._run())
 
     async def ready(self, until_s: float) -> Link:
-        """The session, which is waited for only while there is hope.
+        """The session, which is waited for only while there is hope. That of the node at its other address, where this is an `alias`.
 
         Raises:
             UnavailableError: there is none by `until_s`, or not soon. The message says why.
@@ -108,6 +125,8 @@ class Peer:
         self.used_s = time.monotonic()
         self.start()
         while (link := self.link) is None:
+            if (alias := self.alias) is not None:
+                return await alias.ready(until_s)
             left_s = until_s - time.monotonic()
             if not self.live or left_s <= 0:
                 raise UnavailableError(f"p2p peer {self.address}: {self.why}")
@@ -173,6 +192,9 @@ class Peer:
             renewals = self._renewals
             try:
                 self._link = link = await self._connect(self.address)
+            except AliasError as error:
+                await self._stand_aside(error)
+                continue
             except Exception as error:  # noqa: BLE001  # one of another kind must not end all attempts
                 await self._rest(self._fail(error))
                 continue
@@ -181,6 +203,7 @@ class Peer:
                 continue
             began_s = time.monotonic()
             self._strikes = 0
+            self._alias = None
             self.itself = False
             self._set(State.UP, "is up")
             self._say(logging.INFO, f"is up, records come over {link.welcome.path}")
@@ -192,9 +215,26 @@ class Peer:
             if self._failures:
                 await self._rest(self._pause_s())
 
+    async def _stand_aside(self, error: AliasError) -> None:
+        """Until the session at the other address ends, or this address may be another's."""
+        if self._alias is not error.peer:
+            logger.info("p2p peer %s: %s", self.address, _reason(error))
+        self._alias = error.peer
+        self._failures = 0
+        self._set(State.ALIAS, _reason(error))
+        waiting = [asyncio.ensure_future(wait) for wait in (error.link.wait_ended(), self._hurry.wait())]
+        try:
+            await asyncio.wait(waiting, timeout=SELF_PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waiting:
+                wait.cancel()
+        if error.link.ended:
+            self._alias = None
+
     def _fail(self, error: Exception) -> float:
         """There is no session. Returns for how long not to ask for one."""
         self._failures += 1
+        self._alias = None
         refused = isinstance(error, PeerRefusedError)
         known = isinstance(error, BackendError)
         why = _reason(error) if known else f"cannot be connected to ({type(error).__name__}: {error}); that is for this backend to fix"

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from kvstore_sdk_backends.p2p.addresses import Address, resolve
 from kvstore_sdk_backends.p2p.link import Link
-from kvstore_sdk_backends.p2p.peer import Peer
+from kvstore_sdk_backends.p2p.peer import AliasError, Peer
 
 __all__ = ["Peers"]
 
@@ -23,7 +23,7 @@ MAX_NAMES = 256
 
 
 class Peers:
-    """One `Peer` an address. All of it belongs to the loop."""
+    """One `Peer` an address, and one session a node, however many of its addresses are known. All of it belongs to the loop."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Peers:
         if not self._resolved.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._resolved.wait(), max(0.0, until_s - time.monotonic()))
-        return sorted((peer for peer in self._listed_peers() if peer.live), key=lambda peer: -peer.hit_s)
+        return sorted(_live(self._listed_peers()), key=lambda peer: -peer.hit_s)
 
     @property
     def alone(self) -> bool:
@@ -94,7 +94,7 @@ class Peers:
         for peer in found:
             peer.used_s = time.monotonic()
             peer.start()
-        return [peer for peer in found if peer.live]
+        return _live(found)
 
     def all(self) -> list[Peer]:
         return list(self._peers.values())
@@ -134,8 +134,22 @@ class Peers:
         if len(self._peers) >= self._max_peers and not self._make_room():
             self._say(f"p2p: more than max_peers {self._max_peers} peers are in use; others that requests name are not asked")
             return None
-        peer = self._peers[address] = Peer(address, self._connect)
+        peer = self._peers[address] = Peer(address, self._begin)
         return peer
+
+    async def _begin(self, address: Address) -> Link:
+        """A session with the node there, unless there is one: two would be one too many for both.
+
+        Raises:
+            AliasError: there is.
+            BackendError: the node there has none for this one.
+        """
+        link = await self._connect(address)
+        for peer in self.all():
+            other = peer.link
+            if peer.address != address and other is not None and other.welcome.node == link.welcome.node:
+                raise AliasError(str(link.end(f"is the node at {peer.address}, whose session is used")), peer, other)
+        return link
 
     def _make_room(self) -> bool:
         """Let the one go that was named longest ago and is in no use."""
@@ -159,7 +173,7 @@ class Peers:
             elif len(self._peers) >= self._max_peers and not self._make_room():
                 self._say(f"p2p: peers are more than max_peers {self._max_peers} addresses; those beyond are not asked")
             else:
-                self._peers[address] = Peer(address, self._connect)
+                self._peers[address] = Peer(address, self._begin)
         for address in own:
             if (peer := self._peers.get(address)) is not None:
                 peer.start()
@@ -214,3 +228,8 @@ class Peers:
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             logger.warning("%s", text)
+
+
+def _live(peers: Iterable[Peer]) -> list[Peer]:
+    """Those to ask, each node once."""
+    return [peer for peer in dict.fromkeys(peer.alias or peer for peer in peers) if peer.live]

@@ -88,12 +88,11 @@ class Session:
 
 
 class Sessions:
-    """Sessions by connection and by node: each has one at most."""
+    """Sessions by connection, which has one at most. A node has one for each of its connections."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._by_identity: dict[bytes, Session] = {}
-        self._by_node: dict[bytes, Session] = {}
         self._by_fd: dict[int, Session] = {}
 
     def __len__(self) -> int:
@@ -111,22 +110,27 @@ class Sessions:
         """The session whose connection has this descriptor."""
         return self._by_fd.get(fd)
 
-    def replaced_by(self, identity: bytes, fd: int, node: bytes) -> list[Session]:
-        """The sessions that a new one with these ends: an earlier one of the node or of the connection, and one whose descriptor it got."""
-        found = (self._by_identity.get(identity), self._by_fd.get(fd), self._by_node.get(node))
+    def replaced_by(self, identity: bytes, fd: int) -> list[Session]:
+        """The sessions that a new one with these ends: an earlier one of the connection, and one whose descriptor it got.
+
+        Not one that its node has on another connection: while that stands the node can be reached in two ways, and uses the one it likes.
+        """
+        found = (self._by_identity.get(identity), self._by_fd.get(fd))
         return list({session.id: session for session in found if session is not None}.values())
+
+    def with_target_beside(self, session: Session) -> list[Session]:
+        """Others of its node that have sent a Target: what has one agent is written to in one session."""
+        return [one for one in self if one is not session and one.node == session.node and (one.target or one.targets_pending)]
 
     def add(self, session: Session) -> None:
         """Those that it replaces are removed before."""
         self._by_identity[session.identity] = session
         self._by_fd[session.fd] = session
-        self._by_node[session.node] = session
 
     def remove(self, session: Session) -> None:
         """Forget a session."""
         del self._by_identity[session.identity]
         del self._by_fd[session.fd]
-        del self._by_node[session.node]
 
     @property
     def full(self) -> bool:

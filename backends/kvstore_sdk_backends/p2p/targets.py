@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -36,14 +37,21 @@ class Targets:
         self._limits = limits
         self._label = label
 
-    async def admit(self, session: Session, target: Target) -> str | None:
+    async def admit(self, session: Session, target: Target, before: Sequence[Session] = ()) -> str | None:
         """Let the data plane write to what a peer named, one Target after the other. Returns what is wrong with it.
 
         While it is read, and where it cannot be, nothing is written. Whoever calls this counted it as one of `targets_pending`.
+
+        Args:
+            before: Sessions of the same node that have just ended. The data plane takes an agent once, so these are forgotten first.
         """
         try:
             async with session.targets:
                 session.target = None
+                for old in before:
+                    # Behind whatever Target of that one is being read.
+                    async with old.targets:
+                        await self._workers.run(partial(self._plane.drop, old.id))
                 admit = partial(self._plane.admit, session.id, target.agent, target.regions, Deadline.after(_ADMIT_S))
                 await self._workers.run(admit)
                 if session.ended:

@@ -70,6 +70,14 @@ def test_answers_come_in_the_order_of_the_questions(owner: P2PBackend, asker: P2
             assert bytes(get.into[0].view) == records[name]
 
 
+def test_one_name_twice_in_a_call_fills_both_buffers(owner: P2PBackend, asker: P2PBackend, region: Region) -> None:
+    keep(owner, a=b"abc", b=b"xyz")
+    asked = {0: "a", 16: "b", 32: "a", 48: "c", 64: "a", 80: "c"}
+    results = asker.get([Get(f"v1/{name}", (region.buffer(offset, 3),)) for offset, name in asked.items()], soon())
+    assert [result.status for result in results] == [GetStatus.MISSING if name == "c" else GetStatus.FOUND for name in asked.values()]
+    assert [bytes(region.view[offset : offset + 3]) for offset in asked] == [b"abc", b"xyz", b"abc", bytes(3), b"abc", bytes(3)]
+
+
 def test_of_another_length_both_are_said(owner: P2PBackend, asker: P2PBackend, region: Region) -> None:
     keep(owner, a=b"x" * 100)
     gets = [Get("v1/a", (region.buffer(0, size),)) for size in (99, 101)]

@@ -15,6 +15,7 @@ import pytest
 from forking import in_child
 from p2p_pairs import LIMIT_S, keep, soon, wait_for
 from p2p_scripted import having, numbers, scripted_peer
+from p2p_sources import CountingSource
 from scripted_client import Calling
 
 from kvstore_sdk.backend import (
@@ -90,6 +91,46 @@ def test_peers_of_another_namespace_refuse_each_other_until_they_have_the_same(
         wait_for(lambda: [line for line in caplog.messages if "refuses (namespace)" in line])
     node.use_identity("0" * 32, "layout")
     wait_for(lambda: node.exists(["v1/a"], soon()) == [True])
+
+
+def test_a_node_that_is_known_by_two_addresses_is_one_peer(region: Region, open_node: Callable[..., P2PBackend]) -> None:
+    owner: Any = open_backend("p2p://0.0.0.0:0", {"serve_bytes": 1 << 20, "data": "zmq", "insecure": True})
+    try:
+        keep(owner, a=b"abc")
+        first, second = (f"127.0.0.{number}:{owner.address.port}" for number in (1, 2))
+        listing, hinted = open_node(first, second), open_node(first)
+        hinted.hint(["v1/b"], Hint(second, LIMIT_S))
+        waiting = Calling(lambda: hinted.exists(["v1/b"], Deadline.after(2 * LIMIT_S)))
+        wait_for(lambda: owner.counters()["served_waits_now"])
+        for node in (listing, hinted):
+            for _ in range(20):
+                assert node.exists(["v1/a"], soon()) == [True]
+                assert node.get([Get("v1/a", (region.buffer(0, 3),))], soon())[0].status is GetStatus.FOUND
+            wait_for(lambda node=node: (node.counters()["peers_now"], node.counters()["peers_up_now"]) == (2, 1))
+            assert node.counters()["peer_connects"] == 2
+        keep(owner, b=b"abc")
+        assert waiting.answer() == [True]
+        wait_for(lambda: owner.counters()["served_sessions_now"] == 2)
+        assert owner.counters()["served_sessions"] <= 4
+    finally:
+        owner.close()
+
+
+def test_after_a_reset_nobody_finds_what_was_there_before(open_node: Callable[..., P2PBackend], region: Region) -> None:
+    """Neither by a lease from before, which ends; also where the identity is the same again."""
+    source = CountingSource({"v1/a": 100}, namespace="0" * 32, layout="layout")
+    owner = open_node(serve_bytes=1 << 20)
+    owner.use_identity("0" * 32, "layout")
+    owner.serve(source)
+    node = open_node(owner.address)
+    for namespace in ("0" * 32, "1" * 32):
+        assert node.exists(["v1/a"], soon()) == [True]
+        assert [loan.name for loan in source.out] == ["v1/a"]
+        record = source.buffers.pop("v1/a")
+        owner.use_identity(namespace, "layout")
+        wait_for(lambda: node.exists(["v1/a"], soon()) == [False])
+        assert source.out == []
+        source.buffers["v1/a"] = record
 
 
 def test_a_peer_that_restarts_on_its_address_is_a_new_session(open_node: Callable[..., P2PBackend], region: Region) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from p2p_scripted import FakeLink
 
+from kvstore_sdk_backends.p2p import peer as peer_module
 from kvstore_sdk_backends.p2p import peers as peers_module
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.link import PeerRefusedError
@@ -33,6 +35,8 @@ class World:
     Attributes:
         names: What looking a name up finds; what is no address is raised.
         connected: Where sessions were begun.
+        nodes: The node at an address, where it is one of several of that node.
+        links: The sessions that were begun, in order.
         itself: Addresses of this node.
     """
 
@@ -40,6 +44,8 @@ class World:
         self.names: dict[str, Iterable[Address] | OSError] = {name.replace("_", "."): found for name, found in names.items()}
         self.connected: list[Address] = []
         self.itself: set[Address] = set()
+        self.nodes: dict[Address, bytes] = {}
+        self.links: list[FakeLink] = []
         self.lookups = 0
         self.hold = threading.Event()
         self.hold.set()
@@ -56,7 +62,11 @@ class World:
         self.connected.append(address)
         if address in self.itself:
             raise PeerRefusedError(f"p2p peer {address}: refuses (self): it is you", "self")
-        return FakeLink(lambda question: None)
+        link = FakeLink(lambda question: None)
+        if address in self.nodes:
+            link.welcome = dataclasses.replace(link.welcome, node=self.nodes[address])
+        self.links.append(link)
+        return link
 
     def peers(self, *listed: Address, **options: Any) -> Peers:
         chosen: dict[str, Any] = {"max_peers": 8, "resolve_s": 0.02, "may_connect": lambda address: True, "lookup": self.lookup}
@@ -214,6 +224,73 @@ def test_this_node_itself_is_nobody_to_ask() -> None:
         await until(lambda: not peers.alone)
         await until(lambda: at(2) in world.connected)
         assert await live(peers) == {at(2)}
+        peers.close("over")
+
+    run(steps())
+
+
+def test_a_node_of_several_addresses_has_one_session_and_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps() -> None:
+        world = World()
+        world.nodes = {at(1): b"one", at(2): b"one", at(3): b"other"}
+        peers = world.peers(at(1), at(2), at(3))
+        await peers.live(soon())
+        await until(lambda: any(peer.alias for peer in peers.all()))
+        [alias] = [peer for peer in peers.all() if peer.alias]
+        standing = alias.alias
+        assert standing is not None
+        for _ in range(3):
+            assert set(await peers.live(soon())) == {peer for peer in peers.all() if peer is not alias}
+            await asyncio.sleep(0.01)
+        assert len(world.connected) == 3
+        assert await alias.ready(soon()) is standing.link
+        # Whom a request names by the other address is the one that has the session.
+        assert await peers.named(alias.address, soon()) == [standing]
+        peers.close("over")
+
+    with caplog.at_level(logging.INFO):
+        run(steps())
+    said = [line for line in caplog.messages if "is the node at" in line]
+    assert len(said) == 1
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_the_other_address_of_a_node_takes_over_when_the_first_is_lost() -> None:
+    async def steps() -> None:
+        world = World()
+        world.nodes = {at(1): b"one", at(2): b"one"}
+        peers = world.peers(at(1))
+        [first] = await peers.live(soon())
+        link = await first.ready(soon())
+        world.nodes[at(1)] = b"somebody else"
+        # A request that names the other address waits for the session that is there, and gets it.
+        [named] = await peers.named(at(2), soon())
+        assert await named.ready(soon()) is link
+        assert named.alias is first
+        link.end("the cable is cut")
+        await until(lambda: first.link is not None and named.link is not None)
+        assert named.alias is None
+        assert set(await peers.named(at(2), soon())) == {named}
+        peers.close("over")
+
+    run(steps())
+
+
+def test_an_address_that_was_another_one_of_a_node_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "SELF_PAUSE_S", 0.02)
+
+    async def steps() -> None:
+        world = World()
+        world.nodes = {at(1): b"one", at(2): b"one"}
+        peers = world.peers(at(1), at(2))
+        await peers.live(soon())
+        await until(lambda: len(world.connected) > 4)
+        assert [link.ended for link in world.links].count(False) == 1
+        assert len(await peers.live(soon())) == 1
+        for number in (1, 2):
+            world.nodes[at(number)] = b"%d" % number
+        await until(lambda: all(peer.link is not None for peer in peers.all()))
+        assert len(await peers.live(soon())) == 2
         peers.close("over")
 
     run(steps())

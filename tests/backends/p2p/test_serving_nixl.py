@@ -252,6 +252,35 @@ def test_a_session_that_ends_while_its_target_is_read_is_forgotten_by_the_data_p
     run(test)
 
 
+def test_a_target_ends_what_its_node_had_in_another_session() -> None:
+    """One agent is written to in one session: that of a connection which was lost unnoticed is not in the way of the next one."""
+
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            old, beside = await begin(s), await begin(s)
+            [kept] = [session for session in plane.admitted if session not in list(plane.admitted)[:1]]
+            taken: list[bytes] = []
+
+            def admit(session: bytes, *given: Any) -> None:
+                # As a real one does, which takes an agent once.
+                assert list(plane.admitted) == [kept]
+                taken.append(session)
+                FakePlane.admit(plane, session, *given)
+
+            plane.admit = admit  # type: ignore[method-assign]
+            new = s.asker(old.node)
+            await new.hello(paths=("nixl",))
+            assert s.counts["sessions_now"] == 3
+            await new.ask(target(8), Ready)
+            assert isinstance(await old.receive(), Goodbye)
+            assert sorted(plane.admitted) == sorted([kept, *taken])
+            assert await ask(new, ("a", 100, 0, 0), generation=8) == ((FOUND, 100),)
+            assert await ask(beside, ("a", 100, 0, 0)) == ((FOUND, 100),)
+
+    run(test)
+
+
 def test_closing_fences_what_does_not_end() -> None:
     async def test() -> None:
         source, plane = CountingSource({"a": 100}), FakePlane()

@@ -13,6 +13,7 @@ from p2p_bench import run, soon
 
 from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.p2p.limits import Limits
+from kvstore_sdk_backends.p2p.messages import Target
 from kvstore_sdk_backends.p2p.sessions import Room, Session, Sessions
 
 
@@ -84,17 +85,33 @@ def test_who_is_cancelled_as_it_is_let_in_leaves_no_room_taken() -> None:
     run(test)
 
 
-def test_a_new_session_replaces_those_of_its_node_its_connection_and_its_descriptor() -> None:
+def test_a_new_session_replaces_those_of_its_connection_and_its_descriptor() -> None:
     async def test() -> None:
         first, second, third = (session_of(number) for number in (1, 2, 3))
         sessions = sessions_with(first, second, third)
-        assert sessions.replaced_by(b"c4", 4, b"n4") == []
-        assert sessions.replaced_by(b"c1", 1, b"n1") == [first]
-        assert set(sessions.replaced_by(b"c1", 2, b"n3")) == {first, second, third}
+        assert sessions.replaced_by(b"c4", 4) == []
+        assert sessions.replaced_by(b"c1", 1) == [first]
+        assert set(sessions.replaced_by(b"c1", 2)) == {first, second}
         sessions.remove(first)
         assert (sessions.of(b"c1"), sessions.of_fd(1)) == (None, None)
         assert (sessions.of(b"c2"), sessions.of_fd(3)) == (second, third)
         assert list(sessions) == [second, third]
+
+    run(test)
+
+
+def test_sessions_of_one_node_stand_beside_each_other_and_are_told_by_their_targets() -> None:
+    async def test() -> None:
+        new, old, other, without = (session_of(number) for number in range(4))
+        new.node = old.node = without.node = b"node"
+        sessions = sessions_with(new, old, other, without)
+        assert len(sessions) == 4
+        assert sessions.with_target_beside(new) == []
+        old.target = other.target = new.target = Target(0, 1, b"agent", ())
+        assert sessions.with_target_beside(new) == [old]
+        without.targets_pending = 1
+        assert sessions.with_target_beside(new) == [old, without]
+        assert sessions.with_target_beside(other) == []
 
     run(test)
 
@@ -125,7 +142,7 @@ def test_so_many_sessions_are_all(members: int, full: bool) -> None:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Connections come with descriptors that are used again, nodes come again on others; against a list."""
+    """Connections come with descriptors that are used again, nodes have several; against a list."""
 
     few = st.integers(0, 4)
 
@@ -140,8 +157,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.now_s += 1.0
         new = Session(b"c%d" % connection, fd, host, b"n%d" % node, "zmq", None, Limits())
         new.heard_s = self.now_s
-        replaced = self.sessions.replaced_by(new.identity, new.fd, new.node)
-        alike = [old for old in self.there if old.identity == new.identity or old.fd == new.fd or old.node == new.node]
+        replaced = self.sessions.replaced_by(new.identity, new.fd)
+        alike = [old for old in self.there if old.identity == new.identity or old.fd == new.fd]
         assert {old.id for old in replaced} == {old.id for old in alike}
         if not replaced and self.sessions.full:
             replaced = [idle] if (idle := self.sessions.idlest(self.now_s, set())) is not None else []
