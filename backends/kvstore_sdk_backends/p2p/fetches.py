@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, Ticket
 from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
 from kvstore_sdk_backends.p2p.limits import Limits
-from kvstore_sdk_backends.p2p.messages import BUSY, FAILED, FOUND, MISSING, WRONG_SIZE, Fetch, Result
+from kvstore_sdk_backends.p2p.messages import BUSY, FAILED, FOUND, MISSING, WRONG_SIZE, Fetch, Result, Target
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session
 from kvstore_sdk_backends.p2p.workers import Workers
@@ -36,6 +36,38 @@ Item = tuple[str, int, int, int]
 Status = tuple[int, int]
 
 
+class _Job:
+    """A Fetch that is being done, and what its items point into: a Target that comes later may mean other memory by the same regions."""
+
+    __slots__ = ("deadline", "items", "number", "session", "statuses", "target")
+
+    def __init__(self, session: Session, fetch: Fetch, deadline: Deadline) -> None:
+        self.session = session
+        self.number = fetch.number
+        self.items: Sequence[Item] = fetch.items
+        self.deadline = deadline
+        self.statuses: list[Status] = [(FAILED, 0)] * len(fetch.items)
+        self.target: Target | None = session.target
+        if self.target is not None and self.target.generation != fetch.generation:
+            self.target = None
+
+    @property
+    def over(self) -> bool:
+        return self.session.ended or self.deadline.expired
+
+    def may_send(self, index: int) -> bool:
+        """Whether the peer has room for this, as far as this node is to look after that."""
+        if self.session.path != "nixl":
+            return True
+        _, size_bytes, region, offset = self.items[index]
+        target = self.target
+        return target is not None and region < len(target.regions) and offset + size_bytes <= target.regions[region][1]
+
+    def address(self, target: Target, index: int) -> int:
+        _, _, region, offset = self.items[index]
+        return target.regions[region][0] + offset
+
+
 class Fetches:
     """The transfers of all sessions. No loan goes back while the transport may still read it, also when its session has ended."""
 
@@ -56,45 +88,33 @@ class Fetches:
 
         Where nobody can say that nothing more lands at the peer, the session has ended by then, and the result is not to be sent.
         """
-        deadline = Deadline.after(min(fetch.deadline_ms / 1000, self._limits.max_fetch_s))
-        statuses: list[Status] = [(FAILED, 0)] * len(fetch.items)
+        job = _Job(session, fetch, Deadline.after(min(fetch.deadline_ms / 1000, self._limits.max_fetch_s)))
         # What is not there as it is asked for must not take room: its size is whatever the peer says.
         fitting = []
         for index, there in enumerate(self._leases.sizes([item[0] for item in fetch.items])):
             if there != fetch.items[index][1]:
-                statuses[index] = (WRONG_SIZE if there else MISSING, there)
-            elif self._is_sound(session, fetch.generation, fetch.items[index]):
+                job.statuses[index] = (WRONG_SIZE if there else MISSING, there)
+            elif job.may_send(index):
                 fitting.append(index)
-        await _all([self._batch(session, fetch, batch, statuses, deadline) for batch in _batches(fetch.items, fitting)])
-        return Result(fetch.number, tuple(statuses))
+        await _all([self._batch(job, batch) for batch in _batches(fetch.items, fitting)])
+        return Result(fetch.number, tuple(job.statuses))
 
     def unfinished(self) -> int:
         """Pieces whose buffers the data plane may still read."""
         return len(self._doubts)
 
-    @staticmethod
-    def _is_sound(session: Session, generation: int, item: Item) -> bool:
-        """Whether the peer may be sent this, there."""
-        if session.path != "nixl":
-            return True
-        _, size_bytes, region, offset = item
-        target = session.target
-        if target is None or target.generation != generation or region >= len(target.regions):
-            return False
-        return offset + size_bytes <= target.regions[region][1]
-
-    async def _batch(self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline) -> None:
+    async def _batch(self, job: _Job, indexes: Sequence[int]) -> None:
         try:
-            await self._move_batch(session, fetch, indexes, statuses, deadline)
+            await self._move_batch(job, indexes)
         except Exception:
             # Its loans stay out until the node closes: nobody knows whether something still reads them.
-            logger.exception("p2p: a transfer to %s failed unexpectedly", session.host)
+            logger.exception("p2p: a transfer to %s failed unexpectedly", job.session.host)
 
-    async def _move_batch(self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline) -> None:
-        size_bytes = sum(fetch.items[index][1] for index in indexes)
-        if not await session.room.enter(size_bytes, deadline):
+    async def _move_batch(self, job: _Job, indexes: Sequence[int]) -> None:
+        size_bytes = sum(job.items[index][1] for index in indexes)
+        if not await job.session.room.enter(size_bytes, job.deadline):
             for index in indexes:
-                statuses[index] = (BUSY, 0)
+                job.statuses[index] = (BUSY, 0)
             return
         try:
             left, moved = list(indexes), True
@@ -102,7 +122,7 @@ class Fetches:
             while left:
                 # While nothing is lent, one of them is enough to ask for.
                 asked = left if moved else left[:1]
-                again, lent = await self._pass(session, fetch, asked, statuses, deadline)
+                again, lent = await self._pass(job, asked)
                 left = again + left[len(asked) :]
                 moved = lent or not again
                 if moved:
@@ -112,73 +132,71 @@ class Fetches:
                 else:
                     await asyncio.sleep(_LOAN_POLL_S)
         finally:
-            session.room.leave(size_bytes)
+            job.session.room.leave(size_bytes)
 
-    async def _pass(
-        self, session: Session, fetch: Fetch, indexes: Sequence[int], statuses: list[Status], deadline: Deadline
-    ) -> tuple[list[int], bool]:
+    async def _pass(self, job: _Job, indexes: Sequence[int]) -> tuple[list[int], bool]:
         """Send what may be lent now. Returns what is there and may not, and whether anything was lent."""
-        if session.ended or deadline.expired:
+        if job.over:
             return [], False
-        names = [fetch.items[index][0] for index in indexes]
+        names = [job.items[index][0] for index in indexes]
         lent: dict[int, Borrowed] = {}
         pending: list[int] = []
         misfits: list[Borrowed] = []
-        for index, borrowed in zip(indexes, self._leases.take(session.id, names), strict=True):
-            name, size_bytes, _, _ = fetch.items[index]
+        for index, borrowed in zip(indexes, self._leases.take(job.session.id, names), strict=True):
+            name, size_bytes, _, _ = job.items[index]
             if borrowed is None:
                 there = self._leases.sizes([name])[0]
-                statuses[index] = (BUSY if there else MISSING, there)
+                job.statuses[index] = (BUSY if there else MISSING, there)
                 if there:
                     pending.append(index)
             elif borrowed.size_bytes != size_bytes:
-                statuses[index] = (WRONG_SIZE, borrowed.size_bytes)
+                job.statuses[index] = (WRONG_SIZE, borrowed.size_bytes)
                 misfits.append(borrowed)
             else:
-                statuses[index] = (FAILED, 0)
+                job.statuses[index] = (FAILED, 0)
                 lent[index] = borrowed
         self._leases.give_back(misfits)
         if lent:
-            await self._move(session, fetch, lent, statuses, deadline)
+            await self._move(job, lent)
         return pending, bool(lent)
 
-    async def _move(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], statuses: list[Status], deadline: Deadline) -> None:
-        if session.path == "nixl":
-            sent = await self._write(session, fetch, lent, deadline)
+    async def _move(self, job: _Job, lent: dict[int, Borrowed]) -> None:
+        if job.session.path == "nixl":
+            sent = await self._write(job, lent)
         else:
-            sent = await self._send(session, fetch, lent, deadline)
+            sent = await self._send(job, lent)
         for index in sent:
-            statuses[index] = (FOUND, lent[index].size_bytes)
+            job.statuses[index] = (FOUND, lent[index].size_bytes)
             self.records_sent += 1
             self.bytes_sent += lent[index].size_bytes
         self._leases.give_back(lent.values())
 
-    async def _send(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], deadline: Deadline) -> list[int]:
+    async def _send(self, job: _Job, lent: dict[int, Borrowed]) -> list[int]:
         """Over the session's data connection. Returns the indexes of what was sent."""
-        sender = session.sender
+        sender = job.session.sender
         if sender is None:
             return []
         good = lent if all(map(_is_sealed, lent.values())) else await self._workers.run(partial(_sealed, lent))
-        done = await _all([sender.send(fetch.number, index, borrowed.buffer, deadline) for index, borrowed in good.items()])
+        done = await _all([sender.send(job.number, index, borrowed.buffer, job.deadline) for index, borrowed in good.items()])
         sent = [index for index, is_sent in zip(good, done, strict=True) if is_sent]
         if sender.closed:
-            self._lost(session, "its data connection is over")
+            self._lost(job.session, "its data connection is over")
         return sent
 
-    async def _write(self, session: Session, fetch: Fetch, lent: dict[int, Borrowed], deadline: Deadline) -> list[int]:
+    async def _write(self, job: _Job, lent: dict[int, Borrowed]) -> list[int]:
         """Into the peer's memory. Returns the indexes of what has landed."""
-        plane, target = self._plane, session.target
-        if plane is None or target is None or target.generation != fetch.generation:
+        plane, target, session = self._plane, job.target, job.session
+        if plane is None or target is None:
             return []
 
         def write() -> tuple[dict[int, Borrowed], list[PutResult]]:
             good = _sealed(lent)
-            pieces = [(borrowed.buffer, target.regions[items[index][2]][0] + items[index][3]) for index, borrowed in good.items()]
-            return good, plane.send(session.id, pieces, Deadline(deadline.at_s + _LATE_S)) if pieces else []
+            pieces = [(borrowed.buffer, job.address(target, index)) for index, borrowed in good.items()]
+            return good, plane.send(session.id, pieces, Deadline(job.deadline.at_s + _LATE_S)) if pieces else []
 
-        items = fetch.items
         async with session.calls:
-            if session.ended or deadline.expired:
+            if job.over or session.target is not target:
+                # The session has another target, which may have no room for this.
                 return []
             try:
                 good, results = await self._workers.run(write)

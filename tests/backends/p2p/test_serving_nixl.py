@@ -252,6 +252,29 @@ def test_a_session_that_ends_while_its_target_is_read_is_forgotten_by_the_data_p
     run(test)
 
 
+@pytest.mark.parametrize("regions", [((2 * BASE, 5000), (3 * BASE, 5000)), ((2 * BASE, 5000),)], ids=["others", "fewer"])
+def test_what_waited_for_its_turn_is_not_written_by_the_regions_of_a_later_target(regions: tuple[tuple[int, int], ...]) -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100, "b": 200}), FakePlane()
+        async with serving(source, plane=plane, session_bytes=150) as s:
+            asker = await begin(s)
+            plane.mode = "hold"
+            for number, item in ((1001, ("a", 100, 0, 0)), (1002, ("b", 200, 1, 64))):
+                await asker.send(encode(dataclasses.replace(fetch(item), number=number)))
+            await until(lambda: plane.sending == 1 and s.counts["fetches"] == 2)
+            await asker.ask(dataclasses.replace(target(7), regions=regions), Ready)
+            plane.free.set()
+            assert (await asker.answer(1001, Result)).statuses == ((FOUND, 100),)
+            assert (await asker.answer(1002, Result)).statuses == ((FAILED, 0),)
+            assert plane.sent == [(content("a", 100), BASE)]
+            assert source.out == []
+            # By those of the later one it is.
+            assert await ask(asker, ("b", 200, 0, 64)) == ((FOUND, 200),)
+            assert plane.sent[1] == (content("b", 200), 2 * BASE + 64)
+
+    run(test)
+
+
 def test_a_target_ends_what_its_node_had_in_another_session() -> None:
     """One agent is written to in one session: that of a connection which was lost unnoticed is not in the way of the next one."""
 
