@@ -113,6 +113,8 @@ class Doubts:
         self._lock = threading.Lock()
         self._open: list[LandingDoubt] = []
         self._fenced_s = 0.0
+        # The child that was fenced last. It may take a second until nothing is in doubt for it, and the next one must not pay for that.
+        self._fenced = 0
         self.fences = 0
 
     def landing(self, generation: int, ended: Callable[[], bool], size_bytes: int, regions: frozenset[int]) -> LandingDoubt:
@@ -156,12 +158,21 @@ class Doubts:
                     why = f"a peer has not finished a load {FENCE_OLD_S:.0f} s after its deadline"
             if not why or now_s - self._fenced_s < FENCE_EVERY_S:
                 return bool(self._open)
-            self._fenced_s = now_s
+        self.fence(why)
+        return True
+
+    def fence(self, why: str) -> None:
+        """Take back all memory that is in doubt, by ending the child, once for each child. `why`: for the log."""
+        assert self._child is not None
+        with self._lock:
+            generation = self._child.generation
+            if generation in (0, self._fenced):
+                return
+            self._fenced = generation
+            self._fenced_s = time.monotonic()
             self.fences += 1
         logger.warning("p2p: the data plane is restarted: %s", why)
-        assert self._child is not None
         self._child.fence()
-        return True
 
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
         """As `SupportsSettle.settle`."""

@@ -52,7 +52,7 @@ class Landing:
         self._plane.remove_region(region)
         self._changes += 1
         if self._doubts.touch(region.id):
-            self._plane.fence()
+            self._doubts.fence("memory that a peer may still write into is taken back")
 
     async def fetch(self, link: Link, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> Result:
         """Have the peer write each record into its buffer, the only one of its get. `opened` gets what is in doubt until this ends well.
@@ -61,7 +61,8 @@ class Landing:
             InDoubtError: the peer may still be writing: there was no answer by `until_s`, or the session ended.
             UnavailableError: nothing is written any more, or ever was.
         """
-        generation, _, regions = await self._tell(link, until_s)
+        target = await self._tell(link, until_s)
+        generation, _, regions = target
         places = {region.id: index for index, (region, _, _) in enumerate(regions)}
         items = []
         for get in gets:
@@ -72,6 +73,10 @@ class Landing:
         size_bytes, touched = sum(get.size_bytes for get in gets), frozenset(get.into[0].region.id for get in gets)
         doubt = self._doubts.landing(generation, lambda: link.ended, size_bytes, touched)
         opened.append(doubt)
+        # Who takes a region back counts that first, and looks for doubts then: one of the two sees the other.
+        if (known := self._known()) is None or known[2] is not target:
+            doubt.close()
+            raise UnavailableError("p2p get: the memory that peers may write to has just changed")
         self._plane.expect(min(until_s, time.monotonic() + _EXPECT_S))
         self._look_after()
         left_ms = max(1, min(MAX_WAIT_MS, int((until_s - time.monotonic()) * 1000)))

@@ -119,15 +119,31 @@ def test_too_much_memory_in_doubt_is_taken_back_at_once(doubts: Doubts, child: C
     assert doubts.late_bytes == 0
 
 
-def test_a_child_is_not_ended_more_often_than_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_are_not_ended_more_often_than_once_a_second(doubts: Doubts, child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubts_module, "FENCE_AFTER_S", 0.0)
     monkeypatch.setattr(doubts_module, "FENCE_EVERY_S", 3600.0)
-    child = Child(slow=True)
-    doubts = Doubts(child)
-    land(doubts, child, ended=True)
     for _ in range(10):
+        land(doubts, child, ended=True)
         assert doubts.look()
     assert (child.fences, doubts.fences) == (1, 1)
+
+
+def test_a_child_that_takes_long_to_die_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told to end twice is the next one, while it starts."""
+    monkeypatch.setattr(doubts_module, "FENCE_AFTER_S", 0.0)
+    monkeypatch.setattr(doubts_module, "FENCE_EVERY_S", 0.0)
+    child = Child(slow=True)
+    doubts = Doubts(child)
+    doubt = land(doubts, child, ended=True)
+    for _ in range(10):
+        assert doubts.look()
+        doubts.fence("its memory is taken back")
+    assert (child.fences, doubts.fences) == (1, 1)
+    child.generation += 1
+    assert at_once(doubts, doubt) == [True]
+    land(doubts, child, ended=True)
+    doubts.look()
+    assert (child.fences, doubts.fences) == (2, 2)
 
 
 def test_a_region_is_in_doubt_as_long_as_something_may_be_written_there(doubts: Doubts, child: Child) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
@@ -276,6 +277,30 @@ def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_ch
         assert asker.plane.fences == 1
         assert caught.value.doubt.over
         other.close()
+
+    run(steps())
+
+
+def test_nothing_is_asked_for_a_region_that_is_taken_back_at_the_last_moment(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another region may lie at its address by then, and nobody would look there."""
+
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        real = asker.doubts.landing
+
+        def landing(*what: Any) -> LandingDoubt:
+            # On another thread, where it finds no doubt yet.
+            taking = threading.Thread(target=asker.landing.remove_region, args=(region,))
+            taking.start()
+            taking.join()
+            return real(*what)
+
+        monkeypatch.setattr(asker.doubts, "landing", landing)
+        with pytest.raises(UnavailableError, match="has just changed"):
+            await asker.fetch("a")
+        assert not any(isinstance(message, Fetch) for message in asker.link.asked)
+        assert all(doubt.over for doubt in asker.opened)
+        assert asker.plane.fences == 0
 
     run(steps())
 
