@@ -32,6 +32,9 @@ T = TypeVar("T")
 PATIENCE_S = 1.0
 """A load that had less time than this says nothing about the peer that did not finish it."""
 
+_ELSEWHERE = frozenset({GetStatus.MISSING, GetStatus.WRONG_SIZE, GetStatus.FAILED})
+"""What another peer may have all the same."""
+
 _FOUND = GetResult(GetStatus.FOUND)
 _MISSING = GetResult(GetStatus.MISSING)
 _TIMED_OUT = GetResult(GetStatus.TIMED_OUT)
@@ -97,11 +100,11 @@ class Asking:
         self.counts["loads"] += len(gets)
         answers: dict[str, GetResult] = {}
         left = {get.name: get for get in gets}
-        blamed: set[Peer] = set()
+        avoid: set[Peer] = set()
         for last in (False, True):
             unknown = [name for name in left if self._places.of(name) is None]
             if unknown:
-                hunt = await self._lookups.find(unknown, until_s, avoid=blamed)
+                hunt = await self._lookups.find(unknown, until_s, avoid=avoid)
                 failure = hunt.failure()
                 for name in hunt.missing:
                     del left[name]
@@ -120,27 +123,29 @@ class Asking:
             began_s = time.monotonic()
             fetched = await _all(self._fetch(link, group, until_s, opened) for (_, link), group in groups.items())
             for (peer, _), group, results in zip(groups, groups.values(), fetched, strict=True):
-                if self._is_of_no_use(peer, results, time.monotonic() - began_s):
-                    blamed.add(peer)
+                if self._is_of_no_use(peer, results, began_s):
+                    avoid.add(peer)
                 for get, result in zip(group, results, strict=True):
                     answers[get.name] = result
                     if result.status is not GetStatus.FOUND:
                         self._places.forget(get.name)
-            left = {name: get for name, get in left.items() if answers[name].status in (GetStatus.MISSING, GetStatus.FAILED)}
+            left = {name: get for name, get in left.items() if answers[name].status in _ELSEWHERE}
             if not left or last or time.monotonic() >= until_s:
                 break
         return [self._counted(get, answers.get(get.name, _TIMED_OUT)) for get in gets]
 
-    def _is_of_no_use(self, peer: Peer, results: Sequence[GetResult], took_s: float) -> bool:
-        """Whether a peer gave nothing of what it had. If that was its fault it must not be the first to be asked for ever."""
+    def _is_of_no_use(self, peer: Peer, results: Sequence[GetResult], began_s: float) -> bool:
+        """Whether to ask others for what a peer did not give of what it had. One that gave nothing is not the first to be asked."""
         statuses = {result.status for result in results}
         if GetStatus.FOUND in statuses:
             peer.thank()
-            return False
+            # What it is too busy for it may give the next time.
+            return bool(statuses & {GetStatus.MISSING, GetStatus.WRONG_SIZE})
+        peer.hit_s = 0.0
         late = bool(statuses & {GetStatus.TIMED_OUT, GetStatus.IN_DOUBT})
-        if any(isinstance(result.error, _PeerFaultError) for result in results) or (late and took_s >= PATIENCE_S):
-            peer.blame()
-        return late or GetStatus.FAILED in statuses
+        if any(isinstance(result.error, _PeerFaultError) for result in results) or (late and time.monotonic() - began_s >= PATIENCE_S):
+            peer.blame(began_s)
+        return True
 
     def _counted(self, get: Get, result: GetResult) -> GetResult:
         if result.status is GetStatus.FOUND:
@@ -183,8 +188,8 @@ class Asking:
         results = [_FOUND] * len(gets)
         try:
             answer = link.post(Fetch(number, 0, left_ms, tuple((get.name, get.size_bytes, 0, 0) for get in gets)), Result)
-            news: list[asyncio.Future[Any]] = [answer, arrival.over]
-            await asyncio.wait(news, timeout=max(0.0, until_s - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
+            answer.add_done_callback(lambda _: arrival.stir())
+            await arrival.wait(Deadline(until_s))
             if arrival.missing and (answer.done() or link.ended):
                 results = self._judge(link, gets, answer.result())
                 arrival.skip(index for index, result in enumerate(results) if result is not _FOUND)

@@ -84,6 +84,7 @@ class Peer:
         self._failures = 0
         self._strikes = 0
         self._faults = 0
+        self._blamed_s = 0.0
         self._shunned_until_s = 0.0
         self._renewals = 0
         self.why = "was not asked yet"
@@ -151,8 +152,11 @@ class Peer:
         """It gave a record."""
         self._faults = 0
 
-    def blame(self) -> None:
-        """A load from it failed, of what it had said it has."""
+    def blame(self, began_s: float) -> None:
+        """A load from it failed, of what it had said it has. All that were under way with one that failed before are one with that."""
+        if began_s < self._blamed_s:
+            return
+        self._blamed_s = time.monotonic()
         self._faults += 1
         self.hit_s = 0.0
         if self._faults >= MAX_FAULTS:

@@ -219,7 +219,8 @@ class Peers:
             self._said.clear()
             own = frozenset().union(*self._own.values())
             for peer in self.all():
-                if peer.address not in own and time.monotonic() - peer.used_s > IDLE_S:
+                asked = peer.link is not None and peer.link.waiting
+                if peer.address not in own and not asked and time.monotonic() - peer.used_s > IDLE_S:
                     peer.close("was not asked for anything any more")
                     del self._peers[peer.address]
 

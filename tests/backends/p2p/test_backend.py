@@ -325,6 +325,36 @@ def test_a_peer_that_never_gives_what_it_has_hides_nothing_that_another_has(
         assert numbers(peer.asked, Fetch) <= 5
 
 
+@pytest.mark.parametrize("status", [(1, 0), (2, 99)], ids=["missing", "of another size"])
+def test_what_a_peer_says_it_has_and_has_not_is_loaded_from_another(
+    status: tuple[int, int], open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region
+) -> None:
+    names = [f"r{number}" for number in range(12)]
+    keep(owner, **{name: name.encode() * 50 for name in names})
+
+    def answer(message: Any) -> Any:
+        return (
+            _result(message, *[status] * len(message.items)) if isinstance(message, Fetch) else having(**dict.fromkeys(names, 100))(message)
+        )
+
+    with scripted_peer(answer) as peer:
+        node = open_node(peer.address, owner.address)
+        wait_for(lambda: node.exists(["v1/x"], soon()) == [False] and node.counters()["peers_up_now"] == 2)
+        liar = next(one for one in node._peers.all() if one.address == peer.address)
+        for name in names:
+            # Of the two that have it this one was found first.
+            size = len(name) * 50
+            node._loop.run("note", lambda name=name, size=size: _found_by(node, liar, f"v1/{name}", size), LIMIT_S)
+            [result] = node.get([Get(f"v1/{name}", (region.buffer(0, size),))], soon())
+            assert result.status is GetStatus.FOUND
+            assert bytes(region.view[:size]) == name.encode() * 50
+        assert numbers(peer.asked, Fetch) == len(names)
+
+
+async def _found_by(node: P2PBackend, peer: Any, name: str, size_bytes: int) -> None:
+    node._asking._places.note(name, peer, peer.link, size_bytes)
+
+
 def test_what_a_peer_does_not_have_is_missing_also_where_it_is_lost_before_the_rest_came(
     open_node: Callable[..., P2PBackend], region: Region
 ) -> None:

@@ -255,19 +255,43 @@ def test_one_that_never_gives_what_it_says_it_has_is_not_asked_for_a_while(monke
     async def steps() -> None:
         peer = Peer(ADDRESS, Network().connect)
         await peer.ready(soon())
-        peer.blame()
-        peer.blame()
+        peer.blame(time.monotonic())
+        peer.blame(time.monotonic())
         peer.thank()
         for _ in range(2):
-            peer.blame()
+            peer.blame(time.monotonic())
         assert peer.live
-        peer.blame()
+        peer.blame(time.monotonic())
         assert not peer.live
         assert "loads in a row have failed" in peer.why
         await until(lambda: peer.live)
         peer.close("over")
 
     run(steps())
+
+
+def test_loads_that_failed_together_are_one_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Of many threads that wait for one peer which stood still each has a load that failed, and it is no worse than with one thread."""
+
+    async def steps() -> None:
+        peer = Peer(ADDRESS, Network().connect)
+        await peer.ready(soon())
+        for _ in range(peer_module.MAX_FAULTS - 1):
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            for number in range(50):
+                peer.blame(began_s - number % 2)
+        assert peer.live
+        for number in range(50):
+            peer.blame(time.monotonic() if not number else began_s)
+        assert not peer.live
+        peer.close("over")
+
+    with caplog.at_level(logging.WARNING):
+        run(steps())
+    assert [record.getMessage() for record in caplog.records] == [
+        "p2p peer 127.0.0.1:7400: is not asked for a while: 3 loads in a row have failed"
+    ]
 
 
 def test_closing_ends_the_session_and_all_waiting() -> None:

@@ -17,6 +17,7 @@ from kvstore_sdk_backends.p2p import peer as peer_module
 from kvstore_sdk_backends.p2p import peers as peers_module
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.link import PeerRefusedError
+from kvstore_sdk_backends.p2p.messages import Found, Lookup
 from kvstore_sdk_backends.p2p.peers import Peers
 
 LIMIT_S = 20.0
@@ -306,9 +307,16 @@ def test_those_that_nobody_names_any_more_are_let_go(monkeypatch: pytest.MonkeyP
 
     async def steps() -> None:
         peers = World().peers(at(1))
-        await peers.named(at(7), soon())
+        [peer] = await peers.named(at(7), soon())
+        link: Any = await peer.ready(soon())
+        # One that is to answer when a record comes has as long as that takes.
+        waiting = link.post(Lookup(1, 60_000, ("a",)), Found)
         assert len(peers.all()) == 2
+        await asyncio.sleep(10 * peers_module.IDLE_S)
+        assert not link.ended
+        link._waiting.remove(waiting)
         await until(lambda: [peer.address for peer in peers.all()] == [at(1)])
+        assert link.ended
         peers.close("over")
 
     run(steps())
