@@ -77,21 +77,24 @@ class EventLoop:
             ClosedError: the loop ended first.
         """
         answer: Future[T] = Future()
-        task: asyncio.Task[T] | None = None
+        task: asyncio.Task[None] | None = None
 
         def begin() -> None:
             nonlocal task
             if not answer.cancelled():
-                task = self._loop.create_task(make())
-                task.add_done_callback(hand_over)
+                task = self._loop.create_task(work())
+                task.add_done_callback(give_cause)
 
-        def hand_over(done: asyncio.Task[T]) -> None:
-            cause = ClosedError(f"{doing}: the backend is closed") if done.cancelled() else done.exception()
+        async def work() -> None:
+            result = await make()
+            # Here, a turn before anybody hears that the task is done.
             if answer.set_running_or_notify_cancel():
-                if cause is None:
-                    answer.set_result(done.result())
-                else:
-                    answer.set_exception(cause)
+                answer.set_result(result)
+
+        def give_cause(done: asyncio.Task[None]) -> None:
+            cause = ClosedError(f"{doing}: the backend is closed") if done.cancelled() else done.exception()
+            if cause is not None and not answer.done() and answer.set_running_or_notify_cancel():
+                answer.set_exception(cause)
 
         def give_up() -> None:
             if task is not None:

@@ -12,6 +12,7 @@ __all__ = ["ControlLine"]
 
 logger = logging.getLogger(__name__)
 
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _TURN = 8
 """Messages taken before the loop does something else."""
 
@@ -46,19 +47,21 @@ class ControlLine:
             zmq.ZMQError: it cannot be reached, or this is closed.
         """
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE)
+            self._socket.send(frames[-1], zmq.NOBLOCK)
         finally:
             # Sending may use up the signal that something has come.
-            self._take_soon()
+            self.catch_up()
 
     def take(self) -> None:
         """Read what has come, without waiting for the loop to tell of it."""
         self._take()
 
     def catch_up(self) -> None:
-        """Take note of the connections that are gone: sending to one of them is an error from now on, and not a message that is lost."""
-        if not self._closed:
-            self._socket.getsockopt(zmq.EVENTS)
+        """Take note of what has come and of connections that are gone: sending to one of them is an error from now on, and not a message
+        that is lost."""
+        if not self._closed and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
             self._take_soon()
 
     def close(self) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import zmq
 
 from kvstore_sdk.backend import Buffer, Deadline
 from kvstore_sdk_backends.p2p.addresses import Address
+from kvstore_sdk_backends.p2p.arrivals import Arrival
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.messages import MAX_RECORD_BYTES
 from kvstore_sdk_backends.p2p.monitor import Monitor
 from kvstore_sdk_backends.p2p.security import Security
 
-__all__ = ["HEADER", "MAX_QUEUED_BYTES", "Arrival", "Receiver", "Sender", "routing_id"]
+__all__ = ["HEADER", "MAX_QUEUED_BYTES", "Receiver", "Sender", "routing_id"]
 
 HEADER = struct.Struct(">QIQ")
 """Number of the Fetch, index of the item in it, bytes of the record."""
@@ -29,6 +30,7 @@ HEADER = struct.Struct(">QIQ")
 MAX_QUEUED_BYTES = 32 << 20
 """Handed to the transport of one session and not yet taken by the kernel. A record that is larger goes alone."""
 
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _LOOK_S = 0.001
 _GRACE_S = 1.0
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
@@ -49,13 +51,20 @@ def routing_id(node: bytes) -> bytes:
 
 
 class _Sent:
-    __slots__ = ("freed", "late_at", "size", "tracker")
+    __slots__ = ("freed", "late_at", "over", "size", "tracker")
 
-    def __init__(self, tracker: zmq.MessageTracker, size: int, late_at: float, freed: asyncio.Future[None]) -> None:
+    def __init__(self, tracker: zmq.MessageTracker, size: int, late_at: float) -> None:
         self.tracker = tracker
         self.size = size
         self.late_at = late_at
-        self.freed = freed
+        self.over = False
+        # Of whoever waits, who may be cancelled.
+        self.freed: asyncio.Future[None] | None = None
+
+    def free(self) -> None:
+        self.over = True
+        if self.freed is not None and not self.freed.done():
+            self.freed.set_result(None)
 
 
 class Sender:
@@ -125,9 +134,10 @@ class Sender:
         if (sent := self._hand_over(number, index, buffer, deadline)) is None:
             return False
         cancelled: asyncio.CancelledError | None = None
-        while not sent.freed.done():
+        while not sent.over:
+            sent.freed = self._loop.create_future()
             try:
-                await asyncio.shield(sent.freed)
+                await sent.freed
             except asyncio.CancelledError as cause:
                 cancelled = cause
                 self.close()
@@ -165,13 +175,14 @@ class Sender:
     def _hand_over(self, number: int, index: int, buffer: Buffer, deadline: Deadline) -> _Sent | None:
         if self._closed:
             return None
-        parts = [self._to, HEADER.pack(number, index, buffer.length), buffer.view]
         try:
-            tracker = self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False, track=True)
+            for part in (self._to, HEADER.pack(number, index, buffer.length)):
+                self._socket.send(part, _MORE)
+            tracker = self._socket.send(buffer.view, zmq.NOBLOCK, copy=False, track=True)
         except zmq.ZMQError:
             self.close()
             return None
-        sent = _Sent(tracker, buffer.length, deadline.at_s + _GRACE_S, self._loop.create_future())
+        sent = _Sent(tracker, buffer.length, deadline.at_s + _GRACE_S)
         self._sent.append(sent)
         self._queued_bytes += sent.size
         if len(self._sent) == 1:
@@ -186,7 +197,7 @@ class Sender:
         while self._sent and self._sent[0].tracker.done:
             sent = self._sent.popleft()
             self._queued_bytes -= sent.size
-            sent.freed.set_result(None)
+            sent.free()
             self._news.set()
         if self._sent:
             if Deadline(self._sent[0].late_at).expired:
@@ -221,43 +232,6 @@ class Sender:
     def _lost(self, descriptor: int) -> None:
         if descriptor == self._asker:
             self.close()
-
-
-class Arrival:
-    """The records of one Fetch, on their way into the buffers that wait for them."""
-
-    def __init__(self, forget: Callable[[], None], buffers: Mapping[int, Buffer]) -> None:
-        self._forget = forget
-        self._waiting = dict(buffers)
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when no further record comes: all are there, the connection is lost, or `cancel` was called."""
-        self._check()
-
-    @property
-    def missing(self) -> frozenset[int]:
-        """Indexes of what has not arrived."""
-        return frozenset(self._waiting)
-
-    async def wait(self, until: Deadline) -> bool:
-        """Whether all records are there; returns when they are, when no more come, and at `until`."""
-        await asyncio.wait({self.over}, timeout=until.remaining_s())
-        return not self._waiting
-
-    def skip(self, indexes: Iterable[int]) -> None:
-        """Do not wait for these, which the owner said it does not send. They stay `missing` no longer."""
-        for index in indexes:
-            self._waiting.pop(index, None)
-        self._check()
-
-    def cancel(self) -> None:
-        """Take nothing more. From now on no byte is written to the buffers, whatever still arrives. Idempotent."""
-        self._forget()
-        if not self.over.done():
-            self.over.set_result(None)
-
-    def _check(self) -> None:
-        if not self._waiting:
-            self.cancel()
 
 
 class _BreachError(Exception):
@@ -314,7 +288,7 @@ class Receiver:
         arrival = Arrival(lambda: self._drop(number), buffers)
         if self._closed:
             arrival.cancel()
-        elif not arrival.over.done():
+        elif not arrival.over:
             self._arrivals[number] = arrival
         return arrival
 
@@ -380,7 +354,7 @@ class Receiver:
         if not 0 < size <= MAX_RECORD_BYTES:
             raise _BreachError("a data header has no size of a record")
         arrival = self._arrivals.get(number)
-        buffer = None if arrival is None else arrival._waiting.get(index)
+        buffer = None if arrival is None else arrival.waiting.get(index)
         if buffer is not None and buffer.length != size:
             raise _BreachError(f"a record of {size} bytes came for one of {buffer.length}")
         # An empty buffer drops the frame. A frame that is longer than its buffer is cut, never written beyond it.
@@ -388,6 +362,5 @@ class Receiver:
         if came != size or self._socket.rcvmore:
             raise _BreachError("a data message is not a header and a record")
         if arrival is not None and buffer is not None:
-            del arrival._waiting[index]
-            arrival._check()
+            arrival.take(index)
         return size
