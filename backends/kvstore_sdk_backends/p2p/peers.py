@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from kvstore_sdk_backends.p2p.addresses import Address, resolve
 from kvstore_sdk_backends.p2p.link import Link
@@ -20,6 +21,8 @@ IDLE_S = 60.0
 """After that a peer that a request named is let go."""
 MAX_NAMES = 256
 """Names of hosts, out of requests, whose addresses are kept."""
+MAX_RESOLVING = 8
+"""Of those, how many are looked up at a time: each takes a thread, for as long as a resolver takes that does not answer."""
 
 
 class Peers:
@@ -54,6 +57,7 @@ class Peers:
         self._own: dict[Address, frozenset[Address]] = {}
         """By what an operator wrote, the numeric addresses it stands for."""
         self._named: dict[Address, tuple[float, tuple[Address, ...]]] = {}
+        self._resolving: dict[Address, asyncio.Future[Iterable[Address]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._resolved = asyncio.Event()
         self._closed = False
@@ -108,6 +112,8 @@ class Peers:
         self._closed = True
         for task in self._tasks:
             task.cancel()
+        for resolving in self._resolving.values():
+            resolving.cancel()
         for peer in self.all():
             peer.close(why)
 
@@ -202,16 +208,35 @@ class Peers:
         known = self._named.get(address)
         if known is not None and known[0] > now_s:
             return known[1]
-        found: tuple[Address, ...] = ()
+        if (resolving := self._resolving.get(address)) is None:
+            if len(self._resolving) >= MAX_RESOLVING:
+                self._say(f"p2p: {MAX_RESOLVING} names that requests name are being looked up; others are not asked meanwhile")
+                return ()
+            resolving = self._resolving[address] = asyncio.get_running_loop().run_in_executor(None, self._lookup, address)
+            resolving.add_done_callback(partial(self._end_resolving, address))
+        # It goes on, with its thread, also when nobody waits any more.
+        await asyncio.wait({resolving}, timeout=max(0.0, until_s - now_s))
+        if not resolving.done():
+            self._note_named(address, (), "no answer")
+        known = self._named.get(address)
+        return known[1] if known is not None else ()
+
+    def _end_resolving(self, address: Address, resolving: asyncio.Future[Iterable[Address]]) -> None:
+        del self._resolving[address]
+        if resolving.cancelled():
+            return
         try:
-            resolving = asyncio.get_running_loop().run_in_executor(None, self._lookup, address)
-            found = tuple(await asyncio.wait_for(resolving, max(0.0, until_s - now_s)))
-        except (OSError, TimeoutError) as cause:
-            self._say(f"p2p: {address.host}, which a request names, does not resolve: {cause or 'no answer'}")
+            self._note_named(address, tuple(resolving.result()))
+        except OSError as cause:
+            self._note_named(address, (), str(cause))
+
+    def _note_named(self, address: Address, found: tuple[Address, ...], problem: str = "") -> None:
+        if problem:
+            self._say(f"p2p: {address.host}, which a request names, does not resolve: {problem}")
+        self._named.pop(address, None)
         while len(self._named) >= MAX_NAMES:
             del self._named[next(iter(self._named))]
         self._named[address] = (time.monotonic() + self._resolve_s, found)
-        return found
 
     async def _tidy(self) -> None:
         while True:

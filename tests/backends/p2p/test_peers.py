@@ -195,6 +195,30 @@ def test_a_name_in_a_request_is_looked_up_once_in_a_while() -> None:
     run(steps())
 
 
+def test_names_that_requests_name_are_looked_up_by_few_threads_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps() -> None:
+        monkeypatch.setattr(peers_module, "MAX_RESOLVING", 3)
+        names = [Address(f"h{number}.example", 7400) for number in range(30)]
+        world = World(**{f"h{number}_example": [at(number)] for number in range(30)})
+        world.hold.clear()
+        peers = world.peers(resolve_s=60.0)
+        shortly = time.monotonic() + 0.1
+        assert await asyncio.gather(*(peers.named(name, shortly) for name in names * 2)) == [[]] * 60
+        assert world.lookups == 3
+        # None of them has ended, and nobody waits for them.
+        assert await peers.named(names[20], soon()) == []
+        assert world.lookups == 3
+        world.hold.set()
+        await until(lambda: not peers._resolving)
+        assert [peer.address for peer in await peers.named(names[20], soon())] == [at(20)]
+        # What came late is known by now.
+        assert [peer.address for peer in await peers.named(names[0], soon())] == [at(0)]
+        assert world.lookups == 4
+        peers.close("over")
+
+    run(steps())
+
+
 def test_where_nobody_may_connect_to_nobody_does(caplog: pytest.LogCaptureFixture) -> None:
     async def steps() -> None:
         world = World(kv_example=[at(1)])
