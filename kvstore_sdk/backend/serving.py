@@ -101,7 +101,8 @@ class Hint:
     Attributes:
         peer: An address, in whatever form the backend knows. Whoever made the request wrote it.
         wait_s: How long `exists` may wait for records that are not there yet; 0 for not at all.
-        until: Set by a Tier where `wait_s` is not 0: the name of the record to wait for, as it comes last. Empty: wait for all.
+        until: Set by a Tier where `wait_s` is not 0: names of the records to wait for, and of these the last one comes last, or nearly so.
+            Empty: wait for all.
 
     Raises:
         ConfigError: the address is empty or longer than 1,024 characters, or the time is negative or longer than a day.
@@ -109,7 +110,7 @@ class Hint:
 
     peer: str
     wait_s: float = 0.0
-    until: str = ""
+    until: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.peer, str) or not 0 < len(self.peer) <= _LONGEST_PEER:

@@ -49,8 +49,8 @@ class Asker:
 class Waits:
     """What the backend is told with the questions of a request, for one namespace after another.
 
-    A wait ends with what comes last of a chain. Of groups with a window or a state others may never have the head, so that no wait for it
-    would end: of the groups without, the first that is asked for counts, and its last key.
+    What is waited for is a chain. Of groups with a window or a state others may never have the head, so that no wait for it would end: of
+    the groups without, the first that is asked for counts.
     """
 
     def __init__(self, identity: KVIdentity) -> None:
@@ -67,10 +67,10 @@ class Waits:
         left_s = min(asker.hint.wait_s, asker.since_s + asker.hint.wait_s - now)
         if left_s < _SHORTEST_WAIT_S:
             return dataclasses.replace(asker.hint, wait_s=0.0)
-        key = self._last([probe.key for probe in probes])
-        return dataclasses.replace(asker.hint, wait_s=left_s, until=ChunkKey.from_engine(namespace, key).name)
+        chain = self._chain([probe.key for probe in probes])
+        return dataclasses.replace(asker.hint, wait_s=left_s, until=tuple(ChunkKey.from_engine(namespace, key).name for key in chain))
 
-    def _last(self, keys: Sequence[bytes]) -> bytes:
+    def _chain(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         group = next((key[-GROUP_BYTES:] for key in keys if key[-GROUP_BYTES:] in self._whole), None)
         # Without one, the order is that of the engine, which asks for the end of a window first.
-        return keys[0] if group is None else next(key for key in reversed(keys) if key[-GROUP_BYTES:] == group)
+        return keys[:1] if group is None else [key for key in keys if key[-GROUP_BYTES:] == group]

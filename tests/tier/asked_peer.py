@@ -72,7 +72,7 @@ class AskedPeer(BackendWrapper):
         super().close()
 
     def _wait(self, hint: Hint, names: Sequence[str], until_s: float) -> None:
-        wanted = [hint.until] if hint.until else list(names)
+        wanted = list(hint.until or names)
         self.waiting += 1
         try:
             while not self._closed and (left_s := until_s - time.monotonic()) > 0:

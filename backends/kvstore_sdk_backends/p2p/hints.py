@@ -25,7 +25,7 @@ class Hinted:
 
     address: Address
     wait_s: float
-    until: str
+    until: tuple[str, ...]
 
 
 class Hints:
@@ -63,7 +63,7 @@ class Hints:
                 if until_s <= now_s:
                     del self._hints[name]
                     continue
-                asked = Hinted(hinted.address, 0.0, "")
+                asked = Hinted(hinted.address, 0.0, ())
                 found.setdefault(hinted if wait else asked, []).append(name)
                 if wait and hinted.wait_s:
                     self._hints[name] = (asked, until_s)

@@ -21,6 +21,8 @@ STRIKE_AFTER_S = 0.2
 """A question that had less time than this says nothing about the peer that did not answer it."""
 LEFT_S = 0.3
 """Of the call's time, for what comes after a wait."""
+STRAGGLERS_S = 2.0
+"""When the last record of a chain is there, for those before it: an owner's threads store them side by side."""
 
 
 class Hunt:
@@ -121,12 +123,12 @@ class Lookups:
             peer = peer.alias or peer
             wait_s = min(hint.wait_s, until_s - time.monotonic() - LEFT_S) if hint is not None else 0.0
             if hint is not None and wait_s > 0 and hint.until:
-                await self._ask_batch(peer, link, (hint.until,), hunt, until_s, wait_s)
+                waited_s = time.monotonic() + wait_s
+                await self._ask_batch(peer, link, hint.until[-1:], hunt, until_s, wait_s)
+                if hint.until[-1] not in hunt.missing:
+                    await self._ask_in_batches(peer, link, hint.until, hunt, until_s, min(waited_s, time.monotonic() + STRAGGLERS_S))
                 wait_s = 0.0
-            step = link.welcome.max_names
-            for at in range(0, len(names), step):
-                if batch := tuple(name for name in names[at : at + step] if name in hunt.missing):
-                    await self._ask_batch(peer, link, batch, hunt, until_s, wait_s)
+            await self._ask_in_batches(peer, link, names, hunt, until_s, time.monotonic() + wait_s)
             hunt.answered += 1
         except TimedOutError as error:
             self.counts["lookup_timeouts"] += 1
@@ -134,6 +136,13 @@ class Lookups:
         except BackendError as error:
             self.counts["lookup_failures"] += 1
             hunt.fail(error, hint)
+
+    async def _ask_in_batches(self, peer: Peer, link: Link, names: Sequence[str], hunt: Hunt, until_s: float, waited_s: float) -> None:
+        """Ask for what is missing of these, and wait for it until `waited_s`."""
+        step = link.welcome.max_names
+        for at in range(0, len(names), step):
+            if batch := tuple(name for name in names[at : at + step] if name in hunt.missing):
+                await self._ask_batch(peer, link, batch, hunt, until_s, waited_s - time.monotonic())
 
     async def _ask_batch(self, peer: Peer, link: Link, names: tuple[str, ...], hunt: Hunt, until_s: float, wait_s: float) -> None:
         asked_s = time.monotonic()

@@ -53,7 +53,7 @@ def test_whom_a_request_names_is_asked(open_node: Callable[..., P2PBackend], own
 
 def test_a_request_may_wait_for_what_is_not_there_yet(open_node: Callable[..., P2PBackend], owner: P2PBackend) -> None:
     node = open_node()
-    node.hint(["v1/a", "v1/z"], Hint(str(owner.address), 15.0, until="v1/a"))
+    node.hint(["v1/a", "v1/z"], Hint(str(owner.address), 15.0, until=("v1/a",)))
     asking = Calling(lambda: node.exists(["v1/a", "v1/z"], Deadline.after(60)))
     wait_for(lambda: owner.counters()["served_waits_now"])
     keep(owner, a=b"abc")
@@ -114,6 +114,21 @@ def test_a_node_that_is_known_by_two_addresses_is_one_peer(region: Region, open_
         assert owner.counters()["served_sessions"] <= 4
     finally:
         owner.close()
+
+
+def test_each_peer_knows_a_node_by_another_name(open_node: Callable[..., P2PBackend]) -> None:
+    """By which it could be taken for the node at a third one: not even those know it that the node welcomed."""
+    with scripted_peer(having()) as one, scripted_peer(having()) as other:
+        node = open_node(one.address, other.address, serve_bytes=1 << 20)
+        wait_for(lambda: node.exists(["v1/a"], soon()) == [False] and numbers(one.asked, Hello) and numbers(other.asked, Hello))
+        node.use_identity("0" * 32, "layout")
+        wait_for(lambda: numbers(one.asked, Hello) == numbers(other.asked, Hello) == 2)
+        said = [{message.node for message in peer.asked if isinstance(message, Hello)} for peer in (one, other)]
+        [[first], [second]] = said
+        assert len({first, second, node._node.id}) == 3
+        assert node._node.is_own(first)
+        assert node._node.is_own(second)
+        assert not node._node.is_own(node._node.id)
 
 
 def test_after_a_reset_nobody_finds_what_was_there_before(open_node: Callable[..., P2PBackend], region: Region) -> None:

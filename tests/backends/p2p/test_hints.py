@@ -24,7 +24,7 @@ def test_names_are_told_apart_by_what_was_said_of_them() -> None:
 
 def test_one_look_up_waits_and_a_load_never_does() -> None:
     hints = Hints()
-    hints.note(["a", "b"], Hint("127.0.0.1:7400", 5.0, until="b"))
+    hints.note(["a", "b"], Hint("127.0.0.1:7400", 5.0, until=("b",)))
     at_once = {Hinted(HERE, 0.0, ""): ["a", "b"]}
     assert hints.take(["a", "b"], wait=False) == at_once
     assert hints.take(["a", "b"], wait=True) == {Hinted(HERE, 5.0, "b"): ["a", "b"]}

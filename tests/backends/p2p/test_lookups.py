@@ -249,10 +249,36 @@ def waits(link: FakeLink) -> Sequence[tuple[int, tuple[str, ...]]]:
 def test_waiting_is_for_the_one_record_that_comes_last_and_the_rest_is_then_asked_for() -> None:
     async def steps() -> None:
         group = Group(having(a=1, c=1), named=1)
-        group.hints.note(["v1/a", "v1/b", "v1/c"], Hint("127.0.0.1:1", 5.0, until="v1/c"))
+        group.hints.note(["v1/a", "v1/b", "v1/c"], Hint("127.0.0.1:1", 5.0, until=("v1/c",)))
         hunt = await group.find("a", "b", "c", wait=True)
         assert missing(hunt) == ["b"]
         assert waits(group.links[1]) == [(5000, ("v1/c",)), (0, ("v1/a", "v1/b"))]
+
+    run(steps())
+
+
+def test_when_the_last_is_there_those_before_it_are_waited_for_a_little() -> None:
+    """Threads of the owner store them side by side, and the last may be done first."""
+
+    async def steps() -> None:
+        group = Group(having(a=1, c=1, d=1), named=1)
+        group.hints.note(["v1/a", "v1/b", "v1/c", "v1/d"], Hint("127.0.0.1:1", 5.0, until=("v1/a", "v1/b", "v1/c")))
+        hunt = await group.find("a", "b", "c", "d", wait=True)
+        assert missing(hunt) == ["b"]
+        (last, last_names), (rest, rest_names), others = waits(group.links[1])
+        assert (last, last_names, rest_names) == (5000, ("v1/c",), ("v1/a", "v1/b"))
+        assert 0 < rest <= lookups_module.STRAGGLERS_S * 1000
+        assert others == (0, ("v1/b", "v1/d"))
+
+    run(steps())
+
+
+def test_where_the_last_is_not_there_in_time_nothing_else_is_waited_for() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1), named=1)
+        group.hints.note(["v1/a", "v1/c"], Hint("127.0.0.1:1", 5.0, until=("v1/a", "v1/c")))
+        assert missing(await group.find("a", "c", wait=True)) == ["c"]
+        assert waits(group.links[1]) == [(5000, ("v1/c",)), (0, ("v1/a", "v1/c"))]
 
     run(steps())
 
