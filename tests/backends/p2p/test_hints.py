@@ -17,21 +17,21 @@ def test_names_are_told_apart_by_what_was_said_of_them() -> None:
     hints.note(["a", "b"], Hint("127.0.0.1:7400"))
     hints.note(["c"], Hint("host.example:7401"))
     assert hints.take(["c", "b", "nothing", "a"], wait=True) == {
-        Hinted(Address("host.example", 7401), 0.0, ""): ["c"],
-        Hinted(HERE, 0.0, ""): ["b", "a"],
+        Hinted(Address("host.example", 7401), 0.0, ()): ["c"],
+        Hinted(HERE, 0.0, ()): ["b", "a"],
     }
 
 
 def test_one_look_up_waits_and_a_load_never_does() -> None:
     hints = Hints()
     hints.note(["a", "b"], Hint("127.0.0.1:7400", 5.0, until=("b",)))
-    at_once = {Hinted(HERE, 0.0, ""): ["a", "b"]}
+    at_once = {Hinted(HERE, 0.0, ()): ["a", "b"]}
     assert hints.take(["a", "b"], wait=False) == at_once
-    assert hints.take(["a", "b"], wait=True) == {Hinted(HERE, 5.0, "b"): ["a", "b"]}
+    assert hints.take(["a", "b"], wait=True) == {Hinted(HERE, 5.0, ("b",)): ["a", "b"]}
     assert hints.take(["a", "b"], wait=True) == at_once
     # Until it is said again.
     hints.note(["a"], Hint("127.0.0.1:7400", 1.0))
-    assert hints.take(["a"], wait=True) == {Hinted(HERE, 1.0, ""): ["a"]}
+    assert hints.take(["a"], wait=True) == {Hinted(HERE, 1.0, ()): ["a"]}
 
 
 @pytest.mark.parametrize("peer", ["", "nowhere", "host:0", "host:99999", "a b:7", "[::1", "-", "http://host:80/"])
@@ -46,7 +46,7 @@ def test_they_are_bounded_and_the_oldest_go_first() -> None:
     hints = Hints(max_names=3)
     for name in "abcd":
         hints.note([name], Hint("127.0.0.1:7400"))
-    assert hints.take(list("abcd"), wait=True) == {Hinted(HERE, 0.0, ""): ["b", "c", "d"]}
+    assert hints.take(list("abcd"), wait=True) == {Hinted(HERE, 0.0, ()): ["b", "c", "d"]}
 
 
 def test_they_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,9 @@ def test_waiting_for_all_is_one_question() -> None:
         group = Group(having(a=1), named=1)
         group.hints.note(["v1/a", "v1/b"], Hint("127.0.0.1:1", 5.0))
         await group.find("a", "b", wait=True)
-        assert waits(group.links[1]) == [(5000, ("v1/a", "v1/b"))]
+        [(wait_ms, names)] = waits(group.links[1])
+        assert names == ("v1/a", "v1/b")
+        assert 4000 < wait_ms <= 5000
 
     run(steps())
 
