@@ -335,7 +335,7 @@ class P2PBackend:
 
     async def _connect(self, address: Address) -> Link:
         paths = ("zmq",) if self._zmq_only else self._node.paths(address)
-        greeting = Greeting(self._node.id, self._namespace, self._layout, paths)
+        greeting = Greeting(self._node.id_at(address), self._namespace, self._layout, paths)
         return await Link.open(address, greeting, self._node.context, self._node.security)
 
     def _renew(self, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore_sdk.backend import RecordSource
 from kvstore_sdk_backends.p2p.messages import VERSION, Hello
@@ -15,13 +15,15 @@ def path_for(hello: Hello, offered: Sequence[str]) -> str:
     return next((path for path in hello.paths if path in offered), "")
 
 
-def why_unfit(hello: Hello, node: bytes, sources: Sequence[RecordSource], offered: Sequence[str]) -> tuple[str, str] | None:
+def why_unfit(
+    hello: Hello, is_own: Callable[[bytes], bool], sources: Sequence[RecordSource], offered: Sequence[str]
+) -> tuple[str, str] | None:
     """Why there can be no session: code and text of the refusal. None: there can be one.
 
     Namespace and layout are compared where both sides know theirs. Records of another namespace have other names, and would not be found
     anyway; said here, somebody learns of it.
     """
-    if hello.node == node:
+    if is_own(hello.node):
         return "self", "this is the same node"
     if not hello.versions[0] <= VERSION <= hello.versions[1]:
         return "version", f"this node speaks version {VERSION}, the other one {hello.versions[0]} to {hello.versions[1]}"

@@ -170,8 +170,6 @@ class Link:
                 raise UnavailableError(
                     f"p2p peer {address}: welcomes version {welcome.version}, path {welcome.path!r}, which were not offered"
                 )
-            if welcome.node == greeting.node:
-                raise PeerRefusedError(f"p2p peer {address}: is this node itself", "self")
             link.welcome = welcome
             if welcome.path == "zmq":
                 data = Address(address.host, welcome.data_port)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import hmac
 import importlib.util
 import logging
 import os
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _OPEN_S = 10.0
 _CLOSE_S = 2.0
+_SECRET_BYTES = 32
 _IO_THREADS = 2
 """One for control, one for data: `Security` says which socket is whose."""
 
@@ -39,7 +42,7 @@ class Node:
     """Listens and serves from when it is made until it is closed. Asking is the backend's part, on the same loop.
 
     Attributes:
-        id: Random, of this start.
+        id: Random, of this start: what it calls itself where it is asked. See `id_at` for where it asks.
         address: Where it listens, with its port.
         loop: Whose thread all sockets belong to.
         context: Of all sockets.
@@ -56,6 +59,7 @@ class Node:
             BackendError: memory for `serve_bytes` is not to be had.
         """
         self.id = os.urandom(NODE_BYTES)
+        self._secret = os.urandom(_SECRET_BYTES)
         self.settings = settings
         self.security = Security(
             _number(settings.listen),
@@ -99,6 +103,21 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
+
+    def id_at(self, address: Address) -> bytes:
+        """What this node calls itself where it asks: the same each time, and known to nobody who is not asked there. Whoever knows it may
+        take its data, or have it lose its session.
+        """
+        own = self._hash(str(address).encode())
+        return own + self._hash(own)
+
+    def is_own(self, node: bytes) -> bool:
+        """Whether that is one of this node's, at whatever address."""
+        half = NODE_BYTES // 2
+        return hmac.compare_digest(self._hash(node[:half]), node[half:])
+
+    def _hash(self, value: bytes) -> bytes:
+        return hashlib.blake2b(value, key=self._secret, digest_size=NODE_BYTES // 2).digest()
 
     def paths(self, address: Address) -> tuple[str, ...]:
         """The ways that data may take from a peer there, the preferred one first."""
@@ -145,6 +164,7 @@ class Node:
         self._server = Server(
             socket,
             node=self.id,
+            is_own=self.is_own,
             sources=self._sources,
             plane=self.plane,
             make_sender=lambda node: Sender(self.context, self.security, node),

@@ -65,6 +65,7 @@ class Server:
         socket: zmq.Socket,
         *,
         node: bytes,
+        is_own: Callable[[bytes], bool],
         sources: Sequence[RecordSource],
         plane: Plane | None,
         make_sender: Callable[[bytes], Sender],
@@ -77,7 +78,8 @@ class Server:
 
         Args:
             socket: A ROUTER that is bound, not one of asyncio's. The server closes it.
-            node: Of this node.
+            node: Of this node, as it is asked.
+            is_own: Whether that is what this node calls itself where it asks.
             sources: Asked in order; one that is appended later is served from then on.
             plane: Where NIXL is.
             make_sender: Listens for the data connection of a session with that node.
@@ -86,6 +88,7 @@ class Server:
         """
         self._loop = asyncio.get_running_loop()
         self._node = node
+        self._is_own = is_own
         self._sources = sources
         self._paths = tuple(paths) or (("nixl", "zmq") if plane is not None else ("zmq",))
         self._make_sender = make_sender
@@ -222,14 +225,14 @@ class Server:
         self._guard.look()
         if not self._guard.knows(frame):
             return
-        if (refusal := why_unfit(hello, self._node, self._sources, self._paths)) is not None:
+        if (refusal := why_unfit(hello, self._is_own, self._sources, self._paths)) is not None:
             code, text = refusal
             if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
                 logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
             self._refuse(identity, hello.number, code, text)
             return
         replaced = self._sessions.replaced_by(identity, fd)
-        if self._sessions.full and not replaced and not self._make_room():
+        if self._sessions.full and not replaced and not self._make_room(host):
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
         path = path_for(hello, self._paths)
@@ -253,12 +256,13 @@ class Server:
         self._counts["sessions"] += 1
         self._guard.welcome(frame)
 
-    def _make_room(self) -> bool:
+    def _make_room(self, host: str) -> bool:
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
-        if (idle := self._sessions.idlest(time.monotonic(), busy)) is None:
-            return False
-        self._end(idle, "it was idle, and another peer needs its place")
-        return True
+        if (idle := self._sessions.idlest(time.monotonic(), busy)) is not None:
+            self._end(idle, "it was idle, and another peer needs its place")
+        elif (one := self._sessions.of_the_greediest(host)) is not None:
+            self._end(one, "its host has the most sessions, and another host needs a place")
+        return not self._sessions.full
 
     def _end(self, session: Session, reason: str) -> None:
         """End a session: its leases and waits at once, its transfers as soon as they are over. Its peer is told where there is a reason."""

@@ -148,3 +148,13 @@ class Sessions:
             if not session.fetching and session.id not in busy and now_s - session.heard_s >= self._limits.idle_s
         ]
         return min(idle, key=lambda session: (-hosts[session.host], session.heard_s), default=None)
+
+    def of_the_greediest(self, host: str) -> Session | None:
+        """The one that gives way to a new one of `host` where none is idle: of the host that has most sessions, and still has more than the
+        other one without it, the most silent, and of those that are not being sent to if there is one."""
+        hosts = Counter(session.host for session in self)
+        greediest, most = max(hosts.items(), key=lambda one: one[1], default=("", 0))
+        if most <= hosts[host] + 1:
+            return None
+        own = (session for session in self if session.host == greediest)
+        return min(own, key=lambda session: (bool(session.fetching), session.heard_s))

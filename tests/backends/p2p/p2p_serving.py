@@ -136,6 +136,7 @@ class Serving:
         self.server = Server(
             socket,
             node=self.node,
+            is_own=lambda node: node == self.node,
             sources=sources,
             plane=plane,
             make_sender=self._make_sender,

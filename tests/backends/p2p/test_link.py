@@ -192,7 +192,7 @@ REFUSALS: dict[str, tuple[Callable[[Hello], Any], str]] = {
         lambda hello: Welcome(hello.number, 9, b"x" * 16, "zmq", 1, 1, 1, 0),
         "welcomes version 9, path 'zmq', which were not offered",
     ),
-    "itself": (lambda hello: Welcome(hello.number, VERSION, hello.node, "zmq", 1, 1, 1, 0), "is this node itself"),
+    "itself": (lambda hello: Refused(hello.number, "self", "the same node"), "refuses (self): the same node"),
     "garbage": (lambda hello: b"HTTP/1.1 400 Bad Request", "sent what cannot be read"),
 }
 

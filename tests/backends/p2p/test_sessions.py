@@ -133,6 +133,25 @@ def test_the_idlest_of_the_host_with_most_sessions_makes_room() -> None:
     run(test)
 
 
+def test_where_none_is_idle_the_host_with_most_sessions_gives_one_to_another() -> None:
+    async def test() -> None:
+        many = [session_of(number, "10.0.0.9", 50.0 + number) for number in range(3)]
+        sessions = sessions_with(session_of(10, "10.0.0.1"), *many)
+        assert sessions.of_the_greediest("10.0.0.2") is many[0]
+        many[0].fetching = 1
+        assert sessions.of_the_greediest("10.0.0.1") is many[1]
+        # Not to one more of its own, nor where it had no more than the other then.
+        assert sessions.of_the_greediest("10.0.0.9") is None
+        sessions.remove(many[1])
+        assert sessions.of_the_greediest("10.0.0.1") is None
+        assert sessions.of_the_greediest("10.0.0.2") is many[2]
+        sessions.remove(many[2])
+        assert sessions.of_the_greediest("10.0.0.2") is None
+        assert sessions_with().of_the_greediest("10.0.0.2") is None
+
+    run(test)
+
+
 @pytest.mark.parametrize(("members", "full"), [(1, False), (2, True), (3, True)])
 def test_so_many_sessions_are_all(members: int, full: bool) -> None:
     async def test() -> None:
