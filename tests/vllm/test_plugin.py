@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -66,21 +68,62 @@ def test_metric_definitions_open_and_import_nothing(monkeypatch: pytest.MonkeyPa
     assert KVStoreTieringSpec.build_metric_definitions({"cpu_bytes_to_use": 1, "secondary_tiers": [config]})
 
 
-def test_the_sdk_logs_as_vllm_does_unless_somebody_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OBS-05: a warning that nobody sees is none."""
-    ours, theirs = logging.getLogger("kvstore_sdk"), logging.getLogger("vllm")
-    handler = logging.StreamHandler()
-    monkeypatch.setattr(theirs, "handlers", [handler])
-    monkeypatch.setattr(ours, "handlers", [])
-    monkeypatch.setattr(ours, "level", ours.level)
-    compat.borrow_logging()
-    assert ours.handlers == [], "pytest has handlers of its own"
-    monkeypatch.setattr(ours, "propagate", False)
-    compat.borrow_logging()
-    assert ours.handlers == [handler]
-    assert ours.level == theirs.level
-    compat.borrow_logging()
-    assert ours.handlers == [handler]
+LINES = """
+import logging
+PACKAGES = ("kvstore_sdk", "kvstore_sdk_backends")
+{before}
+import vllm.logger
+if not logging.getLogger("vllm").handlers:
+    # From 0.32 on the engine says when; before, it was by the import.
+    vllm.logger._configure_vllm_root_logger()
+from kvstore_sdk.vllm import compat
+import kvstore_sdk_backends.memory
+assert not any(logging.getLogger(package).handlers for package in PACKAGES), "imports alone set up nothing"
+compat.borrow_logging()
+compat.borrow_logging()
+{after}
+for package in PACKAGES:
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        logging.getLogger(package + ".part").log(level, "said by %s at %d", package, level)
+"""
+
+
+def lines_of(before: str = "", after: str = "") -> list[str]:
+    """What both packages log in a process that vLLM set up, after `before`."""
+    script = LINES.format(before=before, after=after)
+    environment = {name: value for name, value in os.environ.items() if "LOGGING" not in name}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True, env=environment)
+    return [line for line in (done.stdout + done.stderr).splitlines() if "said by" in line]
+
+
+def test_both_packages_log_as_vllm_does() -> None:
+    """OBS-05: a line that nobody sees is none. Once each, with time, level and process, and from the level on that vLLM shows."""
+    lines = lines_of()
+    assert [line.partition("said by ")[2] for line in lines] == [
+        f"{package} at {level}" for package in ("kvstore_sdk", "kvstore_sdk_backends") for level in (logging.INFO, logging.WARNING)
+    ]
+    assert all(
+        re.match(rf"(\(.+\) )?{level} \d\d-\d\d \d\d:\d\d:\d\d \[", line)
+        for line, level in zip(lines, ["INFO", "WARNING"] * 2, strict=True)
+    )
+
+
+def test_no_line_comes_twice_when_the_root_logger_is_set_up_later() -> None:
+    lines = lines_of(after="logging.basicConfig(level=logging.INFO)")
+    assert len(lines) == len({line.partition("said by ")[2] for line in lines}) == 4
+
+
+@pytest.mark.parametrize("package", ["kvstore_sdk", "kvstore_sdk_backends"])
+def test_loggers_that_the_operator_set_up_are_left_alone(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = logging.getLogger(package), logging.getLogger("vllm")
+    monkeypatch.setattr(theirs, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    for name, value in {"handlers": [logging.NullHandler()], "level": logging.ERROR, "propagate": False}.items():
+        with monkeypatch.context() as patch:
+            for each, default in {"handlers": [], "level": logging.NOTSET, "propagate": True}.items():
+                patch.setattr(ours, each, value if each == name else default)
+            compat.borrow_logging()
+            assert getattr(ours, name) == value
 
 
 def test_a_vllm_without_tiers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,16 @@ def key_position(request: Any, key: bytes) -> int | None:
 
 
 def borrow_logging() -> None:
-    """Let the SDK log as vLLM does, in a process where nobody said how it should: vLLM sets up its own loggers only."""
-    ours, theirs = logging.getLogger("kvstore_sdk"), logging.getLogger("vllm")
-    if not ours.hasHandlers() and theirs.handlers:
-        ours.handlers = list(theirs.handlers)
-        ours.setLevel(theirs.level)
+    """Let the SDK and its backends log as vLLM does, in a process where nobody said how they should: vLLM sets up its own loggers only."""
+    theirs = logging.getLogger("vllm")
+    for package in ("kvstore_sdk", "kvstore_sdk_backends"):
+        ours = logging.getLogger(package)
+        if theirs.handlers and ours.propagate and not ours.hasHandlers():
+            ours.handlers = list(theirs.handlers)
+            # As vLLM's own: whoever gives the root logger a handler later has no line twice.
+            ours.propagate = theirs.propagate
+            if ours.level == logging.NOTSET:
+                ours.setLevel(theirs.level)
 
 
 def medium() -> Any:
