@@ -103,7 +103,9 @@ class Landing:
         finally:
             # Who comes after this is told by the doubt.
             doubt.leave()
-            answer.cancel()
+            if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+                # It came in the moment in which this was given up.
+                doubt.close()
         raise self._in_doubt(link, f"p2p peer {link.address}: has not finished a load in time", doubt)
 
     def _in_doubt(self, link: Link, text: str, doubt: LandingDoubt) -> UnavailableError:

@@ -13,7 +13,7 @@ import os
 import zmq
 import zmq.asyncio
 
-from kvstore_sdk.backend import ConfigError, RecordSource, UnsupportedError
+from kvstore_sdk.backend import ConfigError, RecordSource, UnavailableError, UnsupportedError
 from kvstore_sdk_backends.loop import EventLoop
 from kvstore_sdk_backends.p2p.addresses import Address, is_loopback, resolve
 from kvstore_sdk_backends.p2p.admission import Admission
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _OPEN_S = 10.0
 _CLOSE_S = 2.0
 _SECRET_BYTES = 32
+_SPARE_DESCRIPTORS = 32
+"""What is free when a session begins: it takes five, and others take some meanwhile."""
 _IO_THREADS = 2
 """One for control, one for data: `Security` says which socket is whose."""
 
@@ -167,13 +169,19 @@ class Node:
             is_own=self.is_own,
             sources=self._sources,
             plane=self.plane,
-            make_sender=lambda node: Sender(self.context, self.security, node),
+            make_sender=self._make_sender,
             limits=_limits(self.settings),
             paths=("nixl",) if self.settings.data == "nixl" else (),
             label=f"p2p {self.address}",
             guard=guard,
         )
         self._tasks += [asyncio.ensure_future(self._server.run()), asyncio.ensure_future(guard.run())]
+
+    def _make_sender(self, node: bytes) -> Sender:
+        # Without one libzmq ends this process in the middle of listening.
+        if not _has_descriptors(_SPARE_DESCRIPTORS):
+            raise UnavailableError(f"p2p: fewer than {_SPARE_DESCRIPTORS} file descriptors are free; raise ulimit -n")
+        return Sender(self.context, self.security, node)
 
     async def _end(self) -> None:
         context = getattr(self, "context", None)
@@ -190,6 +198,20 @@ class Node:
 
     def _who(self) -> str:
         return "open to holders of its key" if self.settings.key is not None else "open to whoever reaches it"
+
+
+def _has_descriptors(most: int) -> bool:
+    """Whether so many are free, which others may take the moment after."""
+    taken: list[int] = []
+    try:
+        # Those that were opened before one fails are in the list.
+        taken.extend(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(most))
+    except OSError:
+        return False
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+    return True
 
 
 def _number(listen: Address) -> str:

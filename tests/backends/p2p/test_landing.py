@@ -111,6 +111,21 @@ def test_a_peer_is_told_once_where_to_write_and_then_what(region: Region) -> Non
     run(steps())
 
 
+def test_an_answer_that_comes_as_its_load_is_given_up_settles_it(region: Region) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        loading = asyncio.ensure_future(asker.fetch("a"))
+        await until(lambda: asker.opened and asker.link.waiting)
+        [answer] = asker.link._waiting
+        answer.set_result(found(asker.link.asked[-1]))
+        loading.cancel()
+        await asyncio.wait({loading})
+        assert loading.cancelled()
+        assert asker.opened[0].over
+
+    run(steps())
+
+
 def test_it_is_told_anew_when_that_has_changed(region: Region) -> None:
     async def steps() -> None:
         asker = Asker(region, found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import struct
 from collections.abc import Callable
@@ -85,6 +87,25 @@ def test_a_process_that_never_closed_its_node_ends(start_node: Start) -> None:
     node.ask("never_close")
     assert not any(one.done() for one in waiting)
     assert node.end() == 0
+
+
+def test_a_node_that_is_short_of_descriptors_refuses_sessions_and_lives(start_node: Start) -> None:
+    """And goes on serving those that it has."""
+    owner, first, second = start_node(), start_node(), start_node()
+    wanted = names("a", 4)
+    owner.open(data="zmq", serve_bytes=8 << 20)
+    owner.ask("put", names=wanted, size=SIZE)
+    first.open(data="zmq", peers=owner.address)
+    wait_for(lambda: loads_all(first, wanted, SIZE))
+    limits = resource.prlimit(owner.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(owner.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{owner.pid}/fd")) + 12, limits[1]))
+    second.open(data="zmq", peers=owner.address)
+    second.ask("exists", names=wanted)
+    wait_for(lambda: owner.ask("stats")["served_refused"] >= 3)
+    assert loads_all(first, wanted, SIZE)
+    resource.prlimit(owner.pid, resource.RLIMIT_NOFILE, limits)
+    wait_for(lambda: loads_all(second, wanted, SIZE))
+    assert loads_all(first, wanted, SIZE)
 
 
 def test_what_would_run_if_it_were_unpickled_does_not(start_node: Start, tmp_path: Path) -> None:
