@@ -17,6 +17,7 @@ class Arrival:
         self._forget = forget
         self.waiting = dict(buffers)
         """By index, where the records go that have not come."""
+        self.total_bytes = sum(buffer.length for buffer in buffers.values())
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None
         self.over = False

@@ -19,7 +19,7 @@ from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.arrivals import Arrival
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.messages import MAX_RECORD_BYTES
-from kvstore_sdk_backends.p2p.monitor import Monitor
+from kvstore_sdk_backends.p2p.monitor import FLOODED, Monitor
 from kvstore_sdk_backends.p2p.security import Security
 
 __all__ = ["HEADER", "MAX_QUEUED_BYTES", "Receiver", "Sender", "routing_id"]
@@ -42,6 +42,8 @@ _CONNECTIONS = 4
 """To one data port at a time. The asker needs one, and whoever else connects does not stay."""
 _FROM_ASKER_BYTES = 4096
 """An asker sends one empty frame; one that is longer than this ends its connection. What a key takes to be proven is shorter."""
+_UNREAD_BYTES = 64 << 20
+"""What may have come to an asker and not been read, beside twice the most that it has waited for at a time: some may be late."""
 
 
 def routing_id(node: bytes) -> bytes:
@@ -94,7 +96,13 @@ class Sender:
             # What may wait is bounded in bytes, by `max_queued_bytes`.
             self._socket.sndhwm = 0
             self._socket.router_mandatory = 1
-            self._guard = Guard(self._socket, most=_CONNECTIONS, secured=security.key is not None, label="p2p data")
+            self._guard = Guard(
+                self._socket,
+                most=_CONNECTIONS,
+                secured=security.key is not None,
+                label="p2p data",
+                max_unread_bytes=16 * _FROM_ASKER_BYTES,
+            )
             try:
                 self._guard.lost = self._lost
                 self.port = security.bind_data(self._socket)
@@ -255,6 +263,7 @@ class Receiver:
         self._lost = lost
         self._arrivals: dict[int, Arrival] = {}
         self._header = bytearray(HEADER.size)
+        self._waited_bytes = self._most_waited_bytes = 0
         self._closed = False
         self._again = False
         self._socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
@@ -262,7 +271,7 @@ class Receiver:
         try:
             security.secure_client(self._socket, "data", address)
             self._socket.routing_id = routing_id(node)
-            self._monitor = Monitor(self._socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED, self._note)
+            self._monitor = Monitor(self._socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED, self._note, self._most)
             self._socket.connect(address.endpoint)
             # Which of the connections to its port is this one, the owner learns from this.
             # It may have failed by now; then the monitor tells of it.
@@ -290,6 +299,8 @@ class Receiver:
             arrival.cancel()
         elif not arrival.over:
             self._arrivals[number] = arrival
+            self._waited_bytes += arrival.total_bytes
+            self._most_waited_bytes = max(self._most_waited_bytes, self._waited_bytes)
         return arrival
 
     def close(self) -> None:
@@ -307,7 +318,8 @@ class Receiver:
         self._socket.close(0)
 
     def _drop(self, number: int) -> None:
-        self._arrivals.pop(number, None)
+        if (arrival := self._arrivals.pop(number, None)) is not None:
+            self._waited_bytes -= arrival.total_bytes
 
     def _fail(self, reason: str) -> None:
         if not self._closed:
@@ -315,7 +327,10 @@ class Receiver:
             self._lost(reason)
 
     def _note(self, event: int, value: int) -> None:
-        self._fail("the data connection is lost")
+        self._fail("more came over its data connection than was asked for" if event == FLOODED else "the data connection is lost")
+
+    def _most(self) -> int:
+        return _UNREAD_BYTES + 2 * self._most_waited_bytes
 
     def _take_again(self) -> None:
         self._again = False
@@ -363,4 +378,6 @@ class Receiver:
             raise _BreachError("a data message is not a header and a record")
         if arrival is not None and buffer is not None:
             arrival.take(index)
+        assert self._monitor is not None
+        self._monitor.read(size + HEADER.size)
         return size

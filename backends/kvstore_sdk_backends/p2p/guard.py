@@ -1,4 +1,4 @@
-"""How many connections a node's control socket holds, and for how long without a session."""
+"""What connections to a node's socket may cost it: how many there are, how long without a session, and what came over them unread."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import zmq
 
 from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_refused
 from kvstore_sdk_backends.p2p.notices import Notices
+from kvstore_sdk_backends.p2p.unread import Unread
 
 __all__ = ["SESSION_S", "Guard"]
 
@@ -28,7 +29,11 @@ SESSION_S = 5.0
 
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
 _EVENT = struct.Struct("=HI")
-_SWEEP_S = 0.5
+_SWEEP_S = 0.1
+_STRANGER_BYTES = 64 << 10
+"""What a connection without a session may send. A handshake and a Hello are some KiB; empty parts of a message cost 30 times what they
+are on the wire."""
+_MAX_UNREAD_BYTES = 64 << 20
 _TURN = 2048
 """Events that are read before the loop does something else."""
 
@@ -37,28 +42,33 @@ _TURN = 2048
 class _Connection:
     host: str
     since: float
+    unread: Unread
     welcome: bool = False
     ended: bool = False
 
 
 class Guard:
-    """Ends connections that are too many, or have no session after `SESSION_S`; says in the log whom the handshake refused, and why.
+    """Ends connections that are too many, have no session after `SESSION_S`, or fill the memory; tells whom the handshake refused.
 
-    Without it each connection costs the engine a descriptor, for as long as it likes. All of it runs on the loop's thread.
+    Without it each connection costs the engine a descriptor, for as long as it likes, and as much memory: libzmq takes whatever comes, and
+    keeps what is no whole message. All of it runs on the loop's thread.
 
-    None is ended for what came over it: a frame may be read when its connection is over, and its descriptor another's.
+    None is ended for what a frame of it says: that may be read when its connection is over, and its descriptor another's.
 
     Attributes:
         lost: Called with the descriptor of each connection that is over.
     """
 
-    def __init__(self, socket: zmq.Socket, *, most: int, secured: bool, label: str = "p2p") -> None:
+    def __init__(
+        self, socket: zmq.Socket, *, most: int, secured: bool, label: str = "p2p", max_unread_bytes: int = _MAX_UNREAD_BYTES
+    ) -> None:
         """On the loop's thread, before `socket`, which is not one of asyncio's, is bound.
 
         Args:
             most: Connections at one time.
             secured: The node has a key.
             label: In the log.
+            max_unread_bytes: Of all connections together. When more came than was read, the one with most of it is ended.
         """
         self.lost: Callable[[int], object] | None = None
         self._loop = asyncio.get_running_loop()
@@ -66,6 +76,7 @@ class Guard:
         self._most = most
         self._secured = secured
         self._label = label
+        self._max_unread_bytes = max_unread_bytes
         self._notices = Notices()
         self._open: dict[int, _Connection] = {}  # the oldest first
         self._failure: tuple[int, int] | None = None
@@ -88,7 +99,7 @@ class Guard:
         self._loop.add_reader(self._monitor.FD, self.look)
 
     async def run(self) -> None:
-        """End those that have had no session for too long, until it is cancelled."""
+        """End those that have had no session for too long or have sent too much, until it is cancelled."""
         while True:
             self.look()
             self._sweep()
@@ -123,12 +134,19 @@ class Guard:
         """The connection that `frame` came over has a session, and stays."""
         if (connection := self._open.get(_descriptor_of(frame))) is not None:
             connection.welcome = True
+            connection.unread.forget()
+
+    def read(self, descriptor: int, size: int) -> None:
+        """A message of `size` bytes was read, of the session over that connection."""
+        if (connection := self._open.get(descriptor)) is not None:
+            connection.unread.read(size)
 
     def part(self, descriptor: int) -> None:
         """Its session ended; there may be another one soon."""
         if (connection := self._open.get(descriptor)) is not None:
             connection.welcome = False
             connection.since = time.monotonic()
+            connection.unread.forget()
 
     def _note(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
@@ -147,13 +165,25 @@ class Guard:
     def _sweep(self) -> None:
         late = time.monotonic() - SESSION_S
         for descriptor, connection in self._open.items():
-            if not connection.welcome and not connection.ended and connection.since < late:
+            connection.unread.look()
+            if connection.welcome or connection.ended:
+                continue
+            if connection.since < late:
                 self._end(descriptor, connection)
                 self._say(connection.host, f"it was connected for {SESSION_S:g} s without a session")
+            elif connection.unread.bytes > _STRANGER_BYTES:
+                self._end(descriptor, connection)
+                self._say(connection.host, f"it sent more than {_STRANGER_BYTES} bytes without a session")
+        left = {descriptor: connection for descriptor, connection in self._open.items() if not connection.ended}
+        while sum(connection.unread.bytes for connection in left.values()) > self._max_unread_bytes:
+            descriptor = max(left, key=lambda descriptor: left[descriptor].unread.bytes)
+            connection = left.pop(descriptor)
+            self._end(descriptor, connection)
+            self._say(connection.host, f"{connection.unread.bytes} bytes came from it that are no whole message, or more than can be read")
 
     def _accepted(self, descriptor: int) -> None:
         self._open.pop(descriptor, None)
-        self._open[descriptor] = _Connection(_host_of(descriptor, self._port), time.monotonic())
+        self._open[descriptor] = _Connection(_host_of(descriptor, self._port), time.monotonic(), Unread(descriptor))
         if len(self._open) <= self._most:
             return
         # Sessions, which are fewer than connections may be, are not for whoever opens many.

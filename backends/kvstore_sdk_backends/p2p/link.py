@@ -36,7 +36,7 @@ from kvstore_sdk_backends.p2p.messages import (
     decode,
     encode,
 )
-from kvstore_sdk_backends.p2p.monitor import Monitor
+from kvstore_sdk_backends.p2p.monitor import FLOODED, Monitor
 from kvstore_sdk_backends.p2p.security import Security
 
 __all__ = ["CONNECT_S", "Greeting", "Link", "PeerRefusedError"]
@@ -46,6 +46,9 @@ CONNECT_S = 3.0
 _REASON_S = 1.0
 MAX_QUESTIONS = 4096
 """Without an answer, those that nobody waits for any more among them. A peer that lets so many come together is not answering."""
+
+_UNREAD_BYTES = 16 << 20
+"""What may have come and not been read. The answers to all questions are shorter."""
 
 _LASTING = frozenset({"version", "namespace", "layout", "path", "self"})
 _PASSING = frozenset({"busy", "full"})
@@ -127,7 +130,7 @@ class Link:
         socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
         try:
             security.secure_client(socket, "control", address)
-            self._monitor = Monitor(socket, _EVENTS, self._note)
+            self._monitor = Monitor(socket, _EVENTS, self._note, lambda: _UNREAD_BYTES)
             try:
                 socket.connect(address.endpoint)
                 self._line = ControlLine(socket, self._read, self._fail)
@@ -289,6 +292,7 @@ class Link:
             raise self.end(f"the connection failed: {cause.strerror}") from None
 
     def _read(self, frames: list[zmq.Frame]) -> None:
+        self._monitor.read(sum(map(len, frames)))
         if len(frames) != 1:
             self.end("sent a message of several parts, which the protocol does not have")
             return
@@ -307,6 +311,8 @@ class Link:
             self.end(why_not_connected(event, value, secured=self._secured))
         elif event == zmq.EVENT_CLOSED:
             self.end("nobody listens there, or nobody answers")
+        elif event == FLOODED:
+            self.end("sent a message that does not end, or more than can be read")
         elif event == zmq.EVENT_DISCONNECTED:
             # Before it hung up it may have said why.
             self._line.take()

@@ -26,8 +26,8 @@ _CONNECT_MS = 3000
 _PING_MS, _SILENCE_MS = 500, 1500
 _STUCK_MS = 3000
 """Bytes that the other side's kernel or reader has not taken for this long end a connection. Pings do not: they wait behind the data."""
-_CONTROL_QUEUE, _DATA_QUEUE = 128, 16
-"""Messages of one connection that wait to be read. Beyond them its sender waits."""
+_SEND_QUEUE = 128
+"""Messages to one connection that wait to be sent."""
 _FRAMING_BYTES = 4096
 """What headers and encryption add to a message, and more."""
 
@@ -68,6 +68,10 @@ class Security:
     def secure_client(self, socket: zmq.Socket, channel: Channel, address: Address) -> None:
         """Set the options of a socket that is going to be connected to `address`; before that. It does not reconnect by itself."""
         self._limit(socket, channel)
+        if channel == "control":
+            # The other end, whose connections are anybody's, need not ping: it is told with each ping how long silence may be.
+            socket.heartbeat_ivl = _PING_MS
+            socket.heartbeat_timeout = socket.heartbeat_ttl = _SILENCE_MS
         socket.ipv6 = ":" in address.host
         socket.reconnect_ivl = -1
         socket.connect_timeout = _CONNECT_MS
@@ -117,12 +121,13 @@ class Security:
             # Bulk data has a thread of its own, and look-ups do not wait behind it.
             socket.affinity = 1 if channel == "control" else 2
         socket.handshake_ivl = _HANDSHAKE_MS
-        queue = _CONTROL_QUEUE if channel == "control" else _DATA_QUEUE
-        socket.sndhwm = socket.rcvhwm = queue
+        socket.sndhwm = _SEND_QUEUE
+        # What is not read is bounded in bytes, by `Unread`: libzmq 4.3.5 ends the process when a connection is lost whose queue is full and
+        # something is to be sent to it, a ping or the answer to one; and a second connection with the identity of a first, which nobody
+        # reads, would stay for ever.
+        socket.rcvhwm = 0
         if channel == "control":
             socket.maxmsgsize = MAX_FRAME_BYTES + _FRAMING_BYTES
-            socket.heartbeat_ivl = _PING_MS
-            socket.heartbeat_timeout = socket.heartbeat_ttl = _SILENCE_MS
         else:
             socket.maxmsgsize = self._max_data_bytes
         # An idle link that was cut, and one with bytes on the way.

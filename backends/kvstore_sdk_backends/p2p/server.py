@@ -169,6 +169,8 @@ class Server:
     def _read(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
         session = self._sessions.of(identity)
+        if session is not None:
+            self._guard.read(session.fd, sum(map(len, frames[1:])))
         try:
             if len(frames) != 2:
                 raise MessageError(f"p2p: a message is one frame, these are {len(frames) - 1}")
