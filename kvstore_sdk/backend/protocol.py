@@ -37,7 +37,8 @@ __all__ = [
     "is_valid_name",
 ]
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*+"
+_NAME = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*+")
 
 
 def is_valid_name(name: str, max_name_bytes: int = 1024) -> bool:
@@ -46,7 +47,7 @@ def is_valid_name(name: str, max_name_bytes: int = 1024) -> bool:
     Such a name cannot leave the root of a store. A backend should check the names it is given with this and answer the rest
     with `InvalidError`: they did not come from the SDK.
     """
-    return len(name) <= max_name_bytes and all(map(_SEGMENT.fullmatch, name.split("/")))
+    return len(name) <= max_name_bytes and _NAME.fullmatch(name) is not None
 
 
 class Durability(Enum):

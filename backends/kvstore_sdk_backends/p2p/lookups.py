@@ -166,13 +166,12 @@ class Lookups:
         for name, size_bytes in zip(names, found.sizes, strict=True):
             if not size_bytes:
                 continue
-            place = self._places.of(name)
             if hunt is not None and name in hunt.missing:
                 del hunt.missing[name]
                 self.counts["found"] += 1
                 peer.hit_s = time.monotonic()
                 self._places.note(name, peer, link, size_bytes)
-            elif place is None or place.link is not link:
+            elif (place := self._places.of(name)) is None or place.link is not link:
                 # Another peer has it too, or nobody waits for it any more: this one need not keep it for us.
                 lost.append(name)
         if lost:

@@ -372,7 +372,10 @@ def _name(value: Any) -> str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    return tuple(map(_name, _array("names", value, 1, MAX_NAMES)))
+    names = _array("names", value, 1, MAX_NAMES)
+    for name in names:
+        _name(name)
+    return names
 
 
 def _hello(number: int, versions: Any, node: Any, namespace: Any, layout: Any, paths: Any) -> Hello:
