@@ -125,6 +125,6 @@ class SupportsHints(Protocol):
     """For backends that can ask whom a request names."""
 
     def hint(self, names: Sequence[str], hint: Hint) -> None:
-        """Whom to ask, and how long to wait, in the `exists` of these names that follows. That one has a deadline of half a second more
-        than `wait_s` at least, but for what it had to wait for a thread; not there by then is False, and no failure."""
+        """Whom to ask, and how long to wait, in the `exists` of these names that follows on this thread. That one has a deadline of half a
+        second more than `wait_s` at least, but for what it had to wait for a thread; not there by then is False, and no failure."""
         ...

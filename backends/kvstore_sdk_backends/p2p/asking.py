@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvstore_sdk.backend import (
@@ -18,6 +18,7 @@ from kvstore_sdk.backend import (
     UnavailableError,
 )
 from kvstore_sdk_backends.p2p.doubts import LandingDoubt
+from kvstore_sdk_backends.p2p.hints import Hinted
 from kvstore_sdk_backends.p2p.landing import InDoubtError, Landing
 from kvstore_sdk_backends.p2p.link import Link
 from kvstore_sdk_backends.p2p.lookups import Lookups
@@ -86,8 +87,9 @@ class Asking:
         """Where records were found means nothing any more."""
         self._places.clear()
 
-    async def exists(self, names: Sequence[str], until_s: float) -> list[bool | Failure]:
-        hunt = await self._lookups.find(names, until_s, wait=True)
+    async def exists(self, names: Sequence[str], until_s: float, hinted: Mapping[Hinted, Sequence[str]]) -> list[bool | Failure]:
+        """Look up, and wait for what is not there yet, as `hinted` says."""
+        hunt = await self._lookups.find(names, until_s, hinted=hinted)
         failure = hunt.failure()
         absent: bool | Failure = Failure(_told("p2p exists", failure, until_s)) if failure is not None else False
         return [absent if name in hunt.missing else True for name in names]

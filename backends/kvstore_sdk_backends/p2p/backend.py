@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.asking import Asking
 from kvstore_sdk_backends.p2p.doubts import CallDoubt, Doubts, LandingDoubt
-from kvstore_sdk_backends.p2p.hints import Hints
+from kvstore_sdk_backends.p2p.hints import Hinted, Hints
 from kvstore_sdk_backends.p2p.landing import Landing
 from kvstore_sdk_backends.p2p.link import Greeting, Link
 from kvstore_sdk_backends.p2p.lookups import Lookups
@@ -145,10 +145,12 @@ class P2PBackend:
         if self._shelf is not None:
             answers |= dict.fromkeys((name for name, own in zip(asked, self._shelf.exists(asked), strict=True) if own), True)
             asked = [name for name in asked if name not in answers]
+        # On the thread of the hint, and also where there is nobody to ask: it is not for what this thread asks later.
+        hinted = self._hints.take(asked, wait=True)
         if not self._may_ask:
             answers |= dict.fromkeys(asked, False)
         elif asked:
-            answers |= zip(asked, self._ask_whether(asked, deadline), strict=True)
+            answers |= zip(asked, self._ask_whether(asked, hinted, deadline), strict=True)
         return [answers[name] for name in names]
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
@@ -276,9 +278,9 @@ class P2PBackend:
         assert self._shelf is not None
         return self._shelf.usage()
 
-    def _ask_whether(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
+    def _ask_whether(self, names: Sequence[str], hinted: Mapping[Hinted, Sequence[str]], deadline: Deadline) -> list[bool | Failure]:
         try:
-            ask = lambda: self._asking.exists(names, deadline.at_s)  # noqa: E731
+            ask = lambda: self._asking.exists(names, deadline.at_s, hinted)  # noqa: E731
             answers = self._run("exists", ask, deadline)
         except BackendError as error:
             answers = [Failure(error) for _ in names]

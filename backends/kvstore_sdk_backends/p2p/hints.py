@@ -35,15 +35,18 @@ class Hints:
         self._max_names = max_names
         self._lock = threading.Lock()
         self._hints: OrderedDict[str, tuple[Hinted, float]] = OrderedDict()
+        # What the thread that calls has just been told, and asks next.
+        self._just_said = threading.local()
 
     def note(self, names: Sequence[str], hint: Hint) -> None:
-        """Of these names `hint` holds from now on.
+        """Of these names `hint` holds from now on, and whatever else is said of them meanwhile in what this thread asks next.
 
         Raises:
             ValueError: its peer is no address.
         """
         hinted = Hinted(parse_address(hint.peer), hint.wait_s, hint.until)
         until_s = time.monotonic() + KEPT_S + hint.wait_s
+        self._just_said.names = dict.fromkeys(names, hinted)
         with self._lock:
             for name in names:
                 self._hints[name] = (hinted, until_s)
@@ -52,8 +55,12 @@ class Hints:
                 self._hints.popitem(last=False)
 
     def take(self, names: Sequence[str], *, wait: bool) -> dict[Hinted, list[str]]:
-        """The names that a hint is about, by what it says. Who takes it to wait is the only one: the next who asks does not."""
+        """The names that a hint is about, by what it says. Who takes it to wait is the only one: the next who asks does not.
+
+        To wait it is taken on the thread on which it was noted: requests for the same records, each with a hint, come at the same time.
+        """
         found: dict[Hinted, list[str]] = {}
+        own: dict[str, Hinted] = self._just_said.__dict__.pop("names", {}) if wait else {}
         now_s = time.monotonic()
         with self._lock:
             for name in names:
@@ -64,8 +71,9 @@ class Hints:
                     del self._hints[name]
                     continue
                 asked = Hinted(hinted.address, 0.0, ())
-                found.setdefault(hinted if wait else asked, []).append(name)
-                if wait and hinted.wait_s:
+                mine = own.get(name, hinted)
+                found.setdefault(mine if wait else asked, []).append(name)
+                if wait and mine is hinted and hinted.wait_s:
                     self._hints[name] = (asked, until_s)
         return found
 

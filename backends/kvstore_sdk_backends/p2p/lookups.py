@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kvstore_sdk.backend import BackendError, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.hints import Hinted, Hints
@@ -68,15 +68,23 @@ class Lookups:
         self._asking: set[asyncio.Task[None]] = set()
         self.counts = {"lookups": 0, "lookup_timeouts": 0, "lookup_failures": 0, "found": 0, "released": 0}
 
-    async def find(self, names: Sequence[str], until_s: float, *, wait: bool = False, avoid: Collection[Peer] = ()) -> Hunt:
+    async def find(
+        self,
+        names: Sequence[str],
+        until_s: float,
+        *,
+        hinted: Mapping[Hinted, Sequence[str]] | None = None,
+        avoid: Collection[Peer] = (),
+    ) -> Hunt:
         """Ask until each name was found, all were asked, or it is `until_s`. Where they are is noted in the places.
 
         Args:
-            wait: For what is not there yet, as hints say.
+            hinted: What hints say of these names, for who waits for what is not there yet. Without it nobody waits.
             avoid: Not to be asked: loads from them have just failed.
         """
         hunt = Hunt(names, avoid)
-        hinted = self._hints.take(names, wait=wait)
+        if hinted is None:
+            hinted = self._hints.take(names, wait=False)
         if hinted:
             asks = [self._ask_named(hint, group, hunt, until_s) for hint, group in hinted.items()]
             await asyncio.wait({self._keep(ask) for ask in asks}, timeout=max(0.0, until_s - time.monotonic()))

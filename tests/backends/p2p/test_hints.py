@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from kvstore_sdk.backend import Hint
@@ -32,6 +34,37 @@ def test_one_look_up_waits_and_a_load_never_does() -> None:
     # Until it is said again.
     hints.note(["a"], Hint("127.0.0.1:7400", 1.0))
     assert hints.take(["a"], wait=True) == {Hinted(HERE, 1.0, ()): ["a"]}
+
+
+def test_each_of_two_requests_for_the_same_has_its_own_wait() -> None:
+    hints = Hints()
+    noted, go = threading.Event(), threading.Event()
+    taken: dict[str, object] = {}
+
+    def first() -> None:
+        hints.note(["a", "b"], Hint("127.0.0.1:7400", 5.0, until=("b",)))
+        noted.set()
+        assert go.wait(20.0)
+        taken["first"] = hints.take(["a", "b"], wait=True)
+        # What this thread asks next is another matter.
+        taken["next"] = hints.take(["a", "b"], wait=True)
+
+    def second() -> None:
+        hints.note(["a", "b"], Hint("host.example:7401", 2.0))
+        taken["second"] = hints.take(["a", "b"], wait=True)
+
+    one = threading.Thread(target=first)
+    one.start()
+    assert noted.wait(20.0)
+    other = threading.Thread(target=second)
+    other.start()
+    other.join(20.0)
+    go.set()
+    one.join(20.0)
+    there = Address("host.example", 7401)
+    assert taken["first"] == {Hinted(HERE, 5.0, ("b",)): ["a", "b"]}
+    assert taken["second"] == {Hinted(there, 2.0, ()): ["a", "b"]}
+    assert taken["next"] == hints.take(["a", "b"], wait=False) == {Hinted(there, 0.0, ()): ["a", "b"]}
 
 
 @pytest.mark.parametrize("peer", ["", "nowhere", "host:0", "host:99999", "a b:7", "[::1", "-", "http://host:80/"])

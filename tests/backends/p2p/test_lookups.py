@@ -38,8 +38,10 @@ class Group:
             raise UnavailableError(f"p2p peer {address}: nobody listens there")
         return self.links[address.port]
 
-    async def find(self, *names: str, limit_s: float = LIMIT_S, **how: Any) -> Hunt:
-        return await self.lookups.find([f"v1/{name}" for name in names], time.monotonic() + limit_s, **how)
+    async def find(self, *names: str, limit_s: float = LIMIT_S, wait: bool = False, **how: Any) -> Hunt:
+        asked = [f"v1/{name}" for name in names]
+        hinted = self.hints.take(asked, wait=True) if wait else None
+        return await self.lookups.find(asked, time.monotonic() + limit_s, hinted=hinted, **how)
 
     def asked(self, port: int) -> list[tuple[str, ...]]:
         return [tuple(name.removeprefix("v1/") for name in one.names) for one in self.links[port].asked if isinstance(one, Lookup)]
