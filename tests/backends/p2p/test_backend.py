@@ -127,6 +127,8 @@ def test_a_record_that_leaves_its_peer_is_a_miss(open_node: Callable[..., P2PBac
     asker = open_node(owner.address)
     keep(owner, a=b"x" * 4096)
     assert asker.get([Get("v1/a", (region.buffer(0, 4096),))], soon())[0].status is GetStatus.FOUND
+    # The asker has it some time before the owner knows that nothing reads it any more.
+    wait_for(lambda: not owner.counters()["served_sending_now"])
     keep(owner, **{f"n{number}": b"y" * 4096 for number in range(32)})
     assert asker.get([Get("v1/a", (region.buffer(0, 4096),))], soon())[0].status is GetStatus.MISSING
     assert asker.exists(["v1/a"], soon()) == [False]
