@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import msgpack
 
-from kvstore_sdk.backend import InvalidError, is_valid_name
+from kvstore_sdk_backends.p2p.strict import MessageError, as_array, as_binary, as_integer, as_name, as_names, as_text, as_versions, unpack
 
 __all__ = [
     "BUSY",
@@ -83,10 +83,6 @@ _TOKEN = re.compile(r"[a-z0-9_]{1,32}")
 _LINE = re.compile(rf"[ -~]{{0,{MAX_TEXT}}}")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _MAX_PATHS = 8
-
-
-class MessageError(InvalidError):
-    """A frame is not a message of this protocol. The text has one line and holds nothing of what the frame said but numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,24 +283,12 @@ def decode(frame: bytes | memoryview) -> Message:
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise MessageError(f"p2p: frame of {len(frame)} bytes, a message has at most {MAX_FRAME_BYTES}")
-    try:
-        values = msgpack.unpackb(
-            frame,
-            use_list=False,
-            max_str_len=4096,
-            max_bin_len=MAX_AGENT_BYTES,
-            max_array_len=MAX_NAMES,
-            max_map_len=0,
-            max_ext_len=0,
-            ext_hook=_refuse_extension,
-        )
-    except Exception as cause:  # noqa: BLE001  # the library's own kinds, its ValueErrors and the UnicodeDecodeError of a bent text
-        raise MessageError(f"p2p: frame is not msgpack as the protocol uses it ({type(cause).__name__})") from None
+    values = unpack(frame, max_binary_bytes=MAX_AGENT_BYTES, max_entries=MAX_NAMES)
     if type(values) is not tuple or len(values) < 3:
         raise MessageError("p2p: frame is not an array of version, kind, number and fields")
-    version = _integer("version", values[0], 0, _MAX_VERSION)
-    kind = _integer("kind", values[1], 0, 255)
-    number = _integer("number", values[2], 0, MAX_NUMBER)
+    version = as_integer("version", values[0], 0, _MAX_VERSION)
+    kind = as_integer("kind", values[1], 0, 255)
+    number = as_integer("number", values[2], 0, MAX_NUMBER)
     content = values[3:]
     if version != VERSION:
         return _foreign(version, kind, number, content)
@@ -320,145 +304,80 @@ def _foreign(version: int, kind: int, number: int, content: tuple[Any, ...]) -> 
     if kind == Refused.KIND and len(content) >= 3:
         return _refused(number, *content[:3])
     if kind == Hello.KIND and content:
-        return ForeignHello(number, version, _versions(content[0]))
+        return ForeignHello(number, version, as_versions(content[0], _MAX_VERSION))
     raise MessageError(f"p2p: frame of version {version}, this node speaks {VERSIONS[0]} to {VERSIONS[1]}")
-
-
-def _refuse_extension(code: int, data: bytes) -> NoReturn:
-    raise ValueError("extension type")
-
-
-def _integer(what: str, value: Any, low: int, high: int) -> int:
-    # `True` is an int of Python's, and none of the protocol's.
-    if type(value) is not int:
-        raise MessageError(f"p2p: {what} is not an integer")
-    if not low <= value <= high:
-        raise MessageError(f"p2p: {what} is {value}, allowed are {low} to {high}")
-    return value
-
-
-def _array(what: str, value: Any, low: int, high: int) -> tuple[Any, ...]:
-    if type(value) is not tuple:
-        raise MessageError(f"p2p: {what} is not an array")
-    if not low <= len(value) <= high:
-        raise MessageError(f"p2p: {what} has {len(value)} entries, allowed are {low} to {high}")
-    return value
-
-
-def _binary(what: str, value: Any, low: int, high: int) -> bytes:
-    if type(value) is not bytes:
-        raise MessageError(f"p2p: {what} is not binary")
-    if not low <= len(value) <= high:
-        raise MessageError(f"p2p: {what} has {len(value)} bytes, allowed are {low} to {high}")
-    return value
-
-
-def _text(what: str, value: Any, form: re.Pattern[str]) -> str:
-    if type(value) is not str or form.fullmatch(value) is None:
-        raise MessageError(f"p2p: {what} does not have its form")
-    return value
-
-
-def _versions(value: Any) -> tuple[int, int]:
-    low, high = _array("versions", value, 2, 2)
-    low = _integer("lowest version", low, 0, _MAX_VERSION)
-    return low, _integer("highest version", high, low, _MAX_VERSION)
-
-
-def _name(value: Any) -> str:
-    if type(value) is not str or not is_valid_name(value):
-        raise MessageError("p2p: a name is not one of a record")
-    return value
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    names = _array("names", value, 1, MAX_NAMES)
-    for name in names:
-        _name(name)
-    return names
 
 
 def _hello(number: int, versions: Any, node: Any, namespace: Any, layout: Any, paths: Any) -> Hello:
     return Hello(
         number,
-        _versions(versions),
-        _binary("node", node, NODE_BYTES, NODE_BYTES),
-        _text("namespace", namespace, _NAMESPACE),
-        _text("layout", layout, _LAYOUT),
-        tuple(_text("path", path, _TOKEN) for path in _array("paths", paths, 1, _MAX_PATHS)),
+        as_versions(versions, _MAX_VERSION),
+        as_binary("node", node, NODE_BYTES, NODE_BYTES),
+        as_text("namespace", namespace, _NAMESPACE),
+        as_text("layout", layout, _LAYOUT),
+        tuple(as_text("path", path, _TOKEN) for path in as_array("paths", paths, 1, _MAX_PATHS)),
     )
 
 
 def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, max_names: Any, max_items: Any, lease_ms: Any) -> Welcome:
     return Welcome(
         number,
-        _integer("version of the session", version, 0, _MAX_VERSION),
-        _binary("node", node, NODE_BYTES, NODE_BYTES),
-        _text("path", path, _TOKEN),
-        _integer("data port", data_port, 0, 65535),
-        _integer("names a message", max_names, 1, MAX_NAMES),
-        _integer("items a message", max_items, 1, MAX_ITEMS),
-        _integer("lease", lease_ms, 0, MAX_WAIT_MS),
+        as_integer("version of the session", version, 0, _MAX_VERSION),
+        as_binary("node", node, NODE_BYTES, NODE_BYTES),
+        as_text("path", path, _TOKEN),
+        as_integer("data port", data_port, 0, 65535),
+        as_integer("names a message", max_names, 1, MAX_NAMES),
+        as_integer("items a message", max_items, 1, MAX_ITEMS),
+        as_integer("lease", lease_ms, 0, MAX_WAIT_MS),
     )
 
 
 def _refused(number: int, code: Any, text: Any, versions: Any) -> Refused:
-    return Refused(number, _text("code of a refusal", code, _TOKEN), _text("text of a refusal", text, _LINE), _versions(versions))
+    return Refused(
+        number, as_text("code of a refusal", code, _TOKEN), as_text("text of a refusal", text, _LINE), as_versions(versions, _MAX_VERSION)
+    )
 
 
 def _target(number: int, generation: Any, agent: Any, regions: Any) -> Target:
     read = []
-    for region in _array("regions", regions, 0, MAX_REGIONS):
-        base, size = _array("region", region, 2, 2)
-        base = _integer("base of a region", base, 0, _MAX_U64)
+    for region in as_array("regions", regions, 0, MAX_REGIONS):
+        base, size = as_array("region", region, 2, 2)
+        base = as_integer("base of a region", base, 0, _MAX_U64)
         # Base and size together stay inside 64 bits, so that no sum of base and offset wraps round.
-        read.append((base, _integer("size of a region", size, 1, _MAX_U64 - base)))
-    return Target(
-        number,
-        _integer("generation", generation, 1, MAX_NUMBER),
-        _binary("agent", agent, 1, MAX_AGENT_BYTES),
-        tuple(read),
-    )
+        read.append((base, as_integer("size of a region", size, 1, _MAX_U64 - base)))
+    generation = as_integer("generation", generation, 1, MAX_NUMBER)
+    return Target(number, generation, as_binary("agent", agent, 1, MAX_AGENT_BYTES), tuple(read))
 
 
 def _lookup(number: int, wait_ms: Any, names: Any) -> Lookup:
-    return Lookup(number, _integer("wait", wait_ms, 0, MAX_WAIT_MS), _names(names))
+    return Lookup(number, as_integer("wait", wait_ms, 0, MAX_WAIT_MS), as_names(names, MAX_NAMES))
 
 
 def _found(number: int, sizes: Any) -> Found:
-    return Found(number, tuple(_integer("size", size, 0, MAX_RECORD_BYTES) for size in _array("sizes", sizes, 1, MAX_NAMES)))
+    return Found(number, tuple(as_integer("size", size, 0, MAX_RECORD_BYTES) for size in as_array("sizes", sizes, 1, MAX_NAMES)))
 
 
 def _fetch(number: int, generation: Any, deadline_ms: Any, items: Any) -> Fetch:
     read = []
-    for item in _array("items", items, 1, MAX_ITEMS):
-        name, size, region, offset = _array("item", item, 4, 4)
-        read.append(
-            (
-                _name(name),
-                _integer("size", size, 1, MAX_RECORD_BYTES),
-                _integer("region", region, 0, MAX_REGIONS - 1),
-                _integer("offset", offset, 0, _MAX_U64),
-            )
-        )
-    return Fetch(
-        number,
-        _integer("generation", generation, 0, MAX_NUMBER),
-        _integer("deadline", deadline_ms, 0, MAX_WAIT_MS),
-        tuple(read),
-    )
+    for item in as_array("items", items, 1, MAX_ITEMS):
+        name, size, region, offset = as_array("item", item, 4, 4)
+        name, size = as_name(name), as_integer("size", size, 1, MAX_RECORD_BYTES)
+        region, offset = as_integer("region", region, 0, MAX_REGIONS - 1), as_integer("offset", offset, 0, _MAX_U64)
+        read.append((name, size, region, offset))
+    generation = as_integer("generation", generation, 0, MAX_NUMBER)
+    return Fetch(number, generation, as_integer("deadline", deadline_ms, 0, MAX_WAIT_MS), tuple(read))
 
 
 def _result(number: int, statuses: Any) -> Result:
     read = []
-    for status in _array("statuses", statuses, 1, MAX_ITEMS):
-        code, size = _array("status", status, 2, 2)
-        read.append((_integer("code of a status", code, FOUND, FAILED), _integer("size", size, 0, MAX_RECORD_BYTES)))
+    for status in as_array("statuses", statuses, 1, MAX_ITEMS):
+        code, size = as_array("status", status, 2, 2)
+        read.append((as_integer("code of a status", code, FOUND, FAILED), as_integer("size", size, 0, MAX_RECORD_BYTES)))
     return Result(number, tuple(read))
 
 
 def _release(number: int, names: Any) -> Release:
-    return Release(_names(names))
+    return Release(as_names(names, MAX_NAMES))
 
 
 _READERS: dict[int, tuple[int, Callable[..., Message]]] = {
