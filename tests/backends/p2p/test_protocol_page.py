@@ -191,7 +191,7 @@ def test_what_the_page_says_in_words_is_what_the_code_does() -> None:
     text = " ".join(PAGE.read_text().split())
     limits = Limits()
     for said in (
-        f"no session after {guard.SESSION_S:g} s",
+        f"no session after {guard.SESSION_S:g} s, or has sent more than {guard._STRANGER_BYTES >> 10} KiB",
         f"every {security._PING_MS} ms, and ends when nothing came for {security._SILENCE_MS:,} ms",
         f"got rid of bytes for {security._STUCK_MS:,} ms",
         f"and {limits.bad_frames} of them end it",
