@@ -360,7 +360,7 @@ class Receiver:
 
     def _take_one(self) -> int:
         """Take a message, into its buffer where one waits. Returns the bytes of its record."""
-        if self._socket.recv_into(self._header, flags=zmq.NOBLOCK) != HEADER.size or not self._socket.rcvmore:
+        if self._socket.recv_into(self._header, flags=zmq.NOBLOCK) != HEADER.size or not self._socket.get(zmq.RCVMORE):
             raise _BreachError("a data message is not a header and a record")
         number: int
         index: int
@@ -374,7 +374,7 @@ class Receiver:
             raise _BreachError(f"a record of {size} bytes came for one of {buffer.length}")
         # An empty buffer drops the frame. A frame that is longer than its buffer is cut, never written beyond it.
         came = self._socket.recv_into(bytearray() if buffer is None else buffer.view, flags=zmq.NOBLOCK)
-        if came != size or self._socket.rcvmore:
+        if came != size or self._socket.get(zmq.RCVMORE):
             raise _BreachError("a data message is not a header and a record")
         if arrival is not None and buffer is not None:
             arrival.take(index)
