@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -43,9 +44,10 @@ from kvstore_sdk_backends.p2p.link import Greeting, Link
 from kvstore_sdk_backends.p2p.lookups import Lookups
 from kvstore_sdk_backends.p2p.messages import MAX_NAMES, Goodbye
 from kvstore_sdk_backends.p2p.node import Node
-from kvstore_sdk_backends.p2p.options import P2PSettings
+from kvstore_sdk_backends.p2p.options import WHERE, P2PSettings
 from kvstore_sdk_backends.p2p.peers import Peers
 from kvstore_sdk_backends.p2p.places import Places
+from kvstore_sdk_backends.p2p.ways import Ways
 
 __all__ = ["P2PBackend"]
 
@@ -82,7 +84,7 @@ class P2PBackend:
             BackendError: the node does not come up.
         """
         self.capabilities = Capabilities(
-            max_record_bytes=settings.max_record_bytes,
+            max_record_bytes=min(settings.max_record_bytes, settings.serve_bytes or settings.max_record_bytes),
             max_batch=MAX_NAMES,
             max_parts=1,
             max_concurrency=256,
@@ -99,10 +101,10 @@ class P2PBackend:
         self._settings = settings
         self._namespace = self._layout = ""
         self._hint_said_s = 0.0
-        self._zmq_only = False
         self._closing = threading.RLock()
         self._node = Node(settings)
         self._loop = self._node.loop
+        self._ways = Ways(self._node.paths, self._node.plane)
         self._shelf = self._node.shelf
         if self._shelf is not None:
             # An attribute of the instance: without a shelf there is nothing to say.
@@ -193,7 +195,7 @@ class P2PBackend:
             if self._settings.data == "nixl":
                 raise
             logger.warning("p2p: records come over zmq from now on, since nixl does not take memory: %s", cause)
-            self._zmq_only = True
+            self._ways.zmq_only = True
             self._loop.call_soon(self._renew, "records are to come over zmq")
 
     def unregister_region(self, region: Region) -> None:
@@ -202,6 +204,8 @@ class P2PBackend:
             self._landing.remove_region(region)
 
     def serve(self, source: RecordSource) -> None:
+        if self._shelf is not None:
+            logger.warning("%s: serve_bytes: keeps a second copy of host memory, which is served as it is; leave serve_bytes out", WHERE)
         self._node.add_source(source)
 
     def use_identity(self, namespace: str, layout: str) -> None:
@@ -331,14 +335,17 @@ class P2PBackend:
             resolve_s=settings.resolve_s,
             may_connect=self._node.security.may_connect,
         )
+        if self._node.plane is not None:
+            self._watching = asyncio.ensure_future(self._ways.watch(peers))
         places = Places()
         lookups = Lookups(peers, places, self._hints, fan_out=settings.fan_out, answer_timeout_s=settings.answer_timeout_s)
         return peers, lookups, Asking(lookups, places, self._landing)
 
     async def _connect(self, address: Address) -> Link:
-        paths = ("zmq",) if self._zmq_only else self._node.paths(address)
-        greeting = Greeting(self._node.id_at(address), self._namespace, self._layout, paths)
-        return await Link.open(address, greeting, self._node.context, self._node.security)
+        greeting = Greeting(self._node.id_at(address), self._namespace, self._layout, self._ways.offer(address))
+        link = await Link.open(address, greeting, self._node.context, self._node.security)
+        self._ways.note(link)
+        return link
 
     def _renew(self, why: str) -> None:
         self._asking.forget()

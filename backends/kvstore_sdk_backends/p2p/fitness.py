@@ -16,12 +16,12 @@ def path_for(hello: Hello, offered: Sequence[str]) -> str:
 
 
 def why_unfit(
-    hello: Hello, is_own: Callable[[bytes], bool], sources: Sequence[RecordSource], offered: Sequence[str]
+    hello: Hello, is_own: Callable[[bytes], bool], sources: Sequence[RecordSource], offered: Sequence[str], usual: Sequence[str]
 ) -> tuple[str, str] | None:
     """Why there can be no session: code and text of the refusal. None: there can be one.
 
     Namespace and layout are compared where both sides know theirs. Records of another namespace have other names, and would not be found
-    anyway; said here, somebody learns of it.
+    anyway; said here, somebody learns of it. `offered`: ways that data may take now. `usual`: all there are when nothing is the matter.
     """
     if is_own(hello.node):
         return "self", "this is the same node"
@@ -35,6 +35,8 @@ def why_unfit(
         if theirs and ours and theirs not in ours:
             text = f"{field} {theirs} is not {ours[0]}, which is served here: another model, or an engine that is set up in another way"
             return field, text
+    if not path_for(hello, offered) and path_for(hello, usual):
+        return "busy", "the data plane of this node is being restarted, and the other one moves data over nothing else"
     if not path_for(hello, offered):
-        return "path", f"the other node moves data over {' or '.join(hello.paths)}, this one over {' or '.join(offered)}"
+        return "path", f"the other node moves data over {' or '.join(hello.paths)}, this one over {' or '.join(usual)}"
     return None

@@ -70,9 +70,9 @@ def open_plane(devices: str, *, tls: str) -> NixlPlane:
     try:
         nixl = _agent()
     except ImportError as cause:
-        raise ConfigError(WHERE, "data", f"nixl cannot be imported ({cause}); pip install 'kvstore-sdk[nixl]', or write zmq") from None
+        raise ConfigError(WHERE, "data", f"nixl cannot be imported ({cause}); pip install 'kvstore-sdk[nixl]'") from None
     except Exception as cause:
-        problem = f"nixl raised {type(cause).__name__} for UCX_TLS={tls} on {devices}; mend ucx_tls or ucx_devices, or write zmq"
+        problem = f"nixl raised {type(cause).__name__} for UCX_TLS={tls} on {devices}; mend ucx_tls or ucx_devices"
         raise ConfigError(WHERE, "data", problem) from cause
     return NixlPlane(Driver(nixl))
 
@@ -154,8 +154,11 @@ class NixlPlane:
             if len(self._peers) >= MAX_SESSIONS:
                 return Failure(NoSpaceError(f"p2p: admit {session[:16]}: {MAX_SESSIONS} sessions are known already"))
             agent = names.pop().decode() if len(names) == 1 else ""
-            if not agent or any(peer.agent == agent for peer in self._peers.values()):
-                return Failure(InvalidError(f"p2p: admit {session[:16]}: its metadata names no agent, or one of another session"))
+            if not agent:
+                return Failure(InvalidError(f"p2p: admit {session[:16]}: its metadata names no agent"))
+            if any(peer.agent == agent for peer in self._peers.values()):
+                # Which may be about to end.
+                return Failure(UnavailableError(f"p2p: admit {session[:16]}: its metadata names an agent of another session"))
             peer = self._peers[session] = _Peer(agent, metadata, regions)
         try:
             self._driver.load(agent, metadata, regions)

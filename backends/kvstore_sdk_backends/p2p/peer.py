@@ -101,6 +101,16 @@ class Peer:
         return self._link if self._link is not None and not self._link.ended else None
 
     @property
+    def path(self) -> str:
+        """Which records take, or took when there was a session last; empty: there was none."""
+        return self._link.welcome.path if self._link is not None else ""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last loads from it have failed, so many that it is not asked for a while."""
+        return self._faults >= MAX_FAULTS
+
+    @property
     def alias(self) -> Peer | None:
         """The peer that has a session with the same node; None where it is this one, or nobody."""
         return self._alias if self._alias is not None and self._alias.link is not None else None

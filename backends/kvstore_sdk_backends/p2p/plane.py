@@ -81,14 +81,15 @@ class Plane:
             UnsupportedError: NIXL is missing, or does not come up; the message says why.
         """
         if importlib.util.find_spec("nixl") is None:
-            raise UnsupportedError(f"{label}: nixl is not installed; pip install 'kvstore-sdk[nixl]', or write data=zmq")
+            raise UnsupportedError(f"{label}: nixl is not installed; pip install 'kvstore-sdk[nixl]'")
         devices = devices or LOOPBACK_DEVICE
         tls = tls or (LOOPBACK_TLS if devices == LOOPBACK_DEVICE else NETWORK_TLS)
         self._label = label
         try:
             self._backend: IsolatedBackend = open_isolated(_TARGET, {"tls": tls}, location=devices, label=f"{label} nixl")
         except (BackendError, ConfigError) as cause:
-            raise UnsupportedError(f"{label}: nixl did not come up: {cause}") from cause
+            said = cause.problem if isinstance(cause, ConfigError) else cause
+            raise UnsupportedError(f"{label}: nixl did not come up: {said}") from cause
         self._lock = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
         self._regions: dict[str, Region] = {}
@@ -109,6 +110,11 @@ class Plane:
     def pid(self) -> int | None:
         """Of the child that is up."""
         return self._backend.pid
+
+    @property
+    def up(self) -> bool:
+        """Whether a child is; without one nothing can be written here or sent, for some seconds or, after many deaths, for longer."""
+        return self._backend.state == "up"
 
     @property
     def generation(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import zmq
 
@@ -45,6 +44,7 @@ from kvstore_sdk_backends.p2p.messages import (
 from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session, Sessions
+from kvstore_sdk_backends.p2p.steps import Steps
 from kvstore_sdk_backends.p2p.targets import Targets
 from kvstore_sdk_backends.p2p.waits import Waits
 from kvstore_sdk_backends.p2p.workers import Workers
@@ -86,7 +86,6 @@ class Server:
             guard: Of `socket`; it says which connections are gone.
             paths: Ways that data may take; without any, all there are.
         """
-        self._loop = asyncio.get_running_loop()
         self._node = node
         self._is_own = is_own
         self._sources = sources
@@ -103,7 +102,7 @@ class Server:
         self._targets = Targets(plane, self._workers, limits, label) if plane is not None else None
         self._fetches = Fetches(self._leases, plane, self._workers, limits, self._end)
         self._notices = Notices()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = Steps(label)
         self._waiting = asyncio.Event()
         self._closed = False
         self._taking = False
@@ -130,10 +129,10 @@ class Server:
             self.end_sessions("this node closes")
             self._line.close()
             # Transfers over ZMQ are over now, in milliseconds.
-            await self._finish(Deadline.after(self._limits.close_s / 2))
+            await self._steps.finish(Deadline.after(self._limits.close_s / 2))
             if self._leases.taken and self._targets is not None:
                 await self._targets.fence(until)
-                await self._finish(until)
+                await self._steps.finish(until)
         finally:
             # Also when this is cancelled: whoever closes the node takes the memory away next.
             self._leases.close()
@@ -227,7 +226,7 @@ class Server:
         self._guard.look()
         if not self._guard.knows(frame):
             return
-        if (refusal := why_unfit(hello, self._is_own, self._sources, self._paths)) is not None:
+        if (refusal := why_unfit(hello, self._is_own, self._sources, offered := self._offered(), self._paths)) is not None:
             code, text = refusal
             if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
                 logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
@@ -237,7 +236,7 @@ class Server:
         if self._sessions.full and not replaced and not self._make_room(host):
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
-        path = path_for(hello, self._paths)
+        path = path_for(hello, offered)
         try:
             sender = self._make_sender(hello.node) if path == "zmq" else None
         except BackendError as error:
@@ -257,6 +256,10 @@ class Server:
         self._sessions.add(session)
         self._counts["sessions"] += 1
         self._guard.welcome(frame)
+
+    def _offered(self) -> tuple[str, ...]:
+        """The ways that data may take now."""
+        return tuple(path for path in self._paths if path != "nixl" or self._targets is None or self._targets.up)
 
     def _make_room(self, host: str) -> bool:
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
@@ -281,13 +284,14 @@ class Server:
             logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
             self._put(session.identity, Goodbye())
         if session.target is not None and self._targets is not None and not self._closed:
-            self._start(self._targets.drop(session))
+            self._steps.start(self._targets.drop(session))
 
     # Questions.
 
     def _lookup(self, session: Session, lookup: Lookup) -> None:
         self._counts["lookups"] += 1
-        if lookup.wait_ms and not all(self._leases.sizes(lookup.names)):
+        # Where nothing is served nothing will come.
+        if lookup.wait_ms and self._sources and not all(self._leases.sizes(lookup.names)):
             until_s = time.monotonic() + min(lookup.wait_ms / 1000, self._limits.max_wait_s)
             if self._waits.add(session.id, lookup.names, until_s, partial(self._answer, session, lookup)):
                 self._waiting.set()
@@ -306,7 +310,7 @@ class Server:
             return
         session.fetching += 1
         session.items += len(fetch.items)
-        self._start(self._move(session, fetch))
+        self._steps.start(self._move(session, fetch))
 
     async def _move(self, session: Session, fetch: Fetch) -> None:
         try:
@@ -327,7 +331,7 @@ class Server:
             before = self._sessions.with_target_beside(session)
             for old in before:
                 self._end(old, "its node has a target in another session")
-            self._start(self._admit(session, self._targets, target, before))
+            self._steps.start(self._admit(session, self._targets, target, before))
 
     async def _admit(self, session: Session, targets: Targets, target: Target, before: Sequence[Session]) -> None:
         refusal = await targets.admit(session, target, before)
@@ -336,7 +340,7 @@ class Server:
         if refusal is None:
             self._send(session, Ready(target.number))
         else:
-            self._refuse(session.identity, target.number, "path", refusal)
+            self._refuse(session.identity, target.number, *refusal)
 
     # What goes out.
 
@@ -374,6 +378,8 @@ class Server:
         while True:
             await asyncio.sleep(min(1.0, self._limits.lease_s / 10))
             self._safely(self._leases.expire)
+            for session in [one for one in self._sessions if one.path not in self._offered()]:
+                self._end(session, "the data plane of this node is being restarted")
 
     def _safely(self, step: Callable[[float], None]) -> None:
         try:
@@ -381,18 +387,3 @@ class Server:
         except Exception:
             # Of a source, which raises nothing by its contract; the next look may do better.
             logger.exception("%s: records could not be looked at", self._label)
-
-    def _start(self, step: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(step)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (cause := task.exception()) is not None:
-            logger.error("%s: a step of serving failed", self._label, exc_info=cause)
-
-    async def _finish(self, until: Deadline) -> None:
-        """Wait for what was begun, and no longer than until."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=until.remaining_s())

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from kvstore_sdk.backend import BackendError, Deadline
+from kvstore_sdk.backend import BackendError, Deadline, InvalidError
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import Target
+from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session
 from kvstore_sdk_backends.p2p.workers import Workers
@@ -36,9 +37,15 @@ class Targets:
         self._workers = workers
         self._limits = limits
         self._label = label
+        self._notices = Notices()
 
-    async def admit(self, session: Session, target: Target, before: Sequence[Session] = ()) -> str | None:
-        """Let the data plane write to what a peer named, one Target after the other. Returns what is wrong with it.
+    @property
+    def up(self) -> bool:
+        """Whether the data plane is: nothing moves over it otherwise, and sessions that are to use it are of no use."""
+        return self._plane.up
+
+    async def admit(self, session: Session, target: Target, before: Sequence[Session] = ()) -> tuple[str, str] | None:
+        """Let the data plane write to what a peer named, one Target after the other. Returns code and text of a refusal, if it cannot.
 
         While it is read, and where it cannot be, nothing is written. Whoever calls this counted it as one of `targets_pending`.
 
@@ -59,8 +66,11 @@ class Targets:
                 else:
                     session.target = target
         except BackendError as error:
-            logger.warning("%s: nixl does not reach %s: %s", self._label, session.host, error)
-            return str(error)
+            # Whatever is not wrong with the Target itself may be over soon.
+            code = "path" if isinstance(error, InvalidError) else "busy"
+            if (unsaid := self._notices.due((session.host, code))) is not None:
+                logger.warning("%s: nixl does not reach %s: %s%s", self._label, session.host, error, Notices.more(unsaid))
+            return code, str(error)
         finally:
             session.targets_pending -= 1
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2p_bench import PATIENCE_S
 
-from kvstore_sdk.backend import BackendError, Buffer, Deadline, PutResult, PutStatus, UnavailableError
+from kvstore_sdk.backend import BackendError, Buffer, Deadline, InvalidError, PutResult, PutStatus, UnavailableError
 
 __all__ = ["FakePlane"]
 
@@ -23,6 +23,7 @@ class FakePlane:
         sent: Records and addresses, as they were sent.
         free: What is held lands.
         fenced: How often the child was killed. Nothing is in doubt afterwards.
+        up: Whether there is a child.
     """
 
     def __init__(self) -> None:
@@ -34,13 +35,16 @@ class FakePlane:
         self.most_sending = 0
         self.free = threading.Event()
         self.fenced = 0
+        self.up = True
         self._tickets = itertools.count(1)
         self._doubts: set[int] = set()
         self._lock = threading.Lock()
 
     def admit(self, session: bytes, agent: bytes, regions: Sequence[tuple[int, int]], deadline: Deadline) -> None:
+        if not self.up:
+            raise UnavailableError("p2p: admit: the data plane is being restarted")
         if agent == b"bent":
-            raise UnavailableError("p2p: admit: the agent cannot be loaded")
+            raise InvalidError("p2p: admit: the agent cannot be loaded")
         self.admitted[session] = (agent, regions)
 
     def drop(self, session: bytes) -> None:

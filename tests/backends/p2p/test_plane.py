@@ -129,7 +129,7 @@ def test_two_peers_cannot_be_the_same_agent(pair: Pair) -> None:
     """Or one could have records written where the other one keeps something else."""
     target = pair.asker.target()
     assert target is not None
-    with pytest.raises(InvalidError, match="one of another session"):
+    with pytest.raises(UnavailableError, match="an agent of another session"):
         pair.owner.admit(b"thief", target[1], [(pair.base, SIZE)], Deadline.after(LONG_S))
     assert pair.works()
 

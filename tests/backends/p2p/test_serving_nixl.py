@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from p2p_serving import Asker, Serving, serving
 from p2p_sources import CountingSource, content
 
 from kvstore_sdk.backend import UnavailableError
-from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, Fetch, Goodbye, Lookup, Ready, Refused, Result, Target, encode
+from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, VERSIONS, Fetch, Goodbye, Hello, Lookup, Ready, Refused, Result, Target, encode
 
 BASE = 1 << 20
 
@@ -89,6 +90,65 @@ def test_nothing_is_written_before_there_is_a_target_or_after_one_that_cannot_be
             assert await ask(asker, ("a", 100, 0, 0), generation=9) == ((FOUND, 100),)
 
     run(test)
+
+
+def test_a_target_that_cannot_be_read_for_now_does_not_end_the_session() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        # So that the session is not ended for it meanwhile.
+        async with serving(source, plane=plane, lease_s=600.0) as s:
+            asker = s.asker()
+            await asker.hello(paths=("nixl",))
+            admit, plane.admit = plane.admit, _raising(UnavailableError("p2p: admit: the child ended meanwhile; try again"))  # type: ignore[method-assign]
+            assert await asker.refused(target(7)) == "busy"
+            plane.admit = admit  # type: ignore[method-assign]
+            await asker.ask(target(8), Ready)
+            assert await ask(asker, ("a", 100, 0, 0), generation=8) == ((FOUND, 100),)
+
+    run(test)
+
+
+def test_targets_that_cannot_be_read_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(plane=FakePlane()) as s:
+            asker = s.asker()
+            await asker.hello(paths=("nixl",))
+            for generation in range(1, 41):
+                assert await asker.refused(target(generation, b"bent")) == "path"
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert len([record for record in caplog.records if "nixl does not reach" in record.getMessage()]) == 1
+
+
+def test_while_the_data_plane_is_down_sessions_go_over_zmq() -> None:
+    """A record that is found and cannot be loaded is worse than none."""
+
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane, lease_s=0.5) as s:
+            before, beside = await begin(s), s.asker()
+            await beside.hello(paths=("zmq",))
+            plane.up = False
+            assert isinstance(await before.receive(), Goodbye)
+            other, strict = s.asker(), s.asker()
+            assert (await other.hello(paths=("nixl", "zmq"))).path == "zmq"
+            assert await other.fetch(("a", 100)) == ((FOUND, 100),)
+            assert await strict.refused(Hello(0, VERSIONS, strict.node, "", "", ("nixl",))) == "busy"
+            plane.up = True
+            again = await begin(s)
+            assert await ask(again, ("a", 100, 0, 0)) == ((FOUND, 100),)
+            assert await beside.fetch(("a", 100)) == ((FOUND, 100),)
+            assert s.counts["sessions_now"] == 3
+
+    run(test)
+
+
+def _raising(error: Exception) -> Any:
+    def admit(*given: Any) -> None:
+        raise error
+
+    return admit
 
 
 def test_loans_are_out_and_there_is_no_result_while_a_transfer_is_in_doubt() -> None:
