@@ -281,7 +281,8 @@ class Server:
             session.sender.close()
         self._guard.part(session.fd)
         if reason:
-            logger.info("%s: session with %s ended: %s", self._label, session.host, reason)
+            if (unsaid := self._notices.due((session.host, reason))) is not None:
+                logger.info("%s: session with %s ended: %s%s", self._label, session.host, reason, Notices.more(unsaid))
             self._put(session.identity, Goodbye())
         if session.target is not None and self._targets is not None and not self._closed:
             self._steps.start(self._targets.drop(session))

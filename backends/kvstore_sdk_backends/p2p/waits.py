@@ -41,17 +41,26 @@ class Waits:
         return len(self._waits)
 
     def add(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> bool:
-        """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past. False: too many wait already."""
-        limits, count = self._limits, len(names)
-        mine, my_names = self._of_session.get(session, (0, 0))
-        if mine >= limits.session_waits or len(self._waits) >= limits.max_waits:
+        """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past. False: too many wait already.
+
+        Of all that wait the session that has most gives up its oldest for one of another that has fewer. That is answered by this call.
+        """
+        limits = self._limits
+        waits, all_names = self._of_session.get(session, (0, 0))
+        mine = waits + 1, all_names + len(names)
+        if mine[0] > limits.session_waits or mine[1] > limits.session_wait_names:
             return False
-        if my_names + count > limits.session_wait_names or self._names + count > limits.max_wait_names:
-            return False
-        self._of_session[session] = (mine + 1, my_names + count)
-        self._names += count
-        self._waits.append(_Wait(session, names, until_s, answer))
-        return True
+        given_up: list[_Wait] = []
+        while not (has_room := self._has_room(len(names))) and (oldest := self._oldest_of_the_greediest(*mine)) is not None:
+            self._remove([oldest])
+            given_up.append(oldest)
+        if has_room:
+            self._of_session[session] = mine
+            self._names += len(names)
+            self._waits.append(_Wait(session, names, until_s, answer))
+        for wait in given_up:
+            wait.answer()
+        return has_room
 
     def look(self, now_s: float) -> None:
         """Answer the look-ups whose records are there, and those whose time is up."""
@@ -72,6 +81,17 @@ class Waits:
     def waits_of(self, session: Hashable) -> int:
         """How many look-ups of a session wait."""
         return self._of_session.get(session, (0, 0))[0]
+
+    def _has_room(self, names: int) -> bool:
+        return len(self._waits) < self._limits.max_waits and self._names + names <= self._limits.max_wait_names
+
+    def _oldest_of_the_greediest(self, waits: int, names: int) -> _Wait | None:
+        """None: no session has more than these."""
+        by, own = (0, waits) if len(self._waits) >= self._limits.max_waits else (1, names)
+        most = max(self._of_session, key=lambda session: self._of_session[session][by], default=None)
+        if most is None or self._of_session[most][by] <= own:
+            return None
+        return next(wait for wait in self._waits if wait.session == most)
 
     def _all_there(self, wait: _Wait) -> bool:
         sizes = self._sizes(wait.names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +111,23 @@ def test_one_name_too_many_is_not_taken() -> None:
     assert [waits.add(BOB, list("abcd"), 10.0, list), waits.add(BOB, list("efg"), 10.0, list)] == [True, False]
     waits.look(20.0)
     assert waits.add(BOB, list("abcde"), 10.0, list)
+
+
+@pytest.mark.parametrize("limits", [{"max_waits": 6}, {"max_wait_names": 12}], ids=["look-ups", "names"])
+def test_who_waits_for_most_makes_room_for_the_others(limits: dict[str, int]) -> None:
+    waits = waits_for(Records(), **limits)
+    answers: list[str] = []
+    for number in range(6):
+        assert waits.add(ALICE, ["a", "b"], 10.0, lambda number=number: answers.append(f"alice {number}"))  # type: ignore[misc]
+    for _ in range(3):
+        assert waits.add(BOB, ["c", "d"], 10.0, lambda: answers.append("bob"))
+    assert answers == ["alice 0", "alice 1", "alice 2"]
+    # Now both have as many.
+    assert not waits.add(BOB, ["c", "d"], 10.0, list)
+    assert not waits.add(ALICE, ["c", "d"], 10.0, list)
+    assert (waits.waits_of(ALICE), waits.waits_of(BOB)) == (3, 3)
+    waits.look(20.0)
+    assert sorted(answers) == [*(f"alice {number}" for number in range(6)), *["bob"] * 3]
 
 
 def test_an_answer_may_begin_another_wait() -> None:
