@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("msgpack")
 
 import zmq
 import zmq.asyncio
+from p2p_bench import run, until
 
 from kvstore_sdk_backends.p2p import guard as guards
 from kvstore_sdk_backends.p2p.addresses import Address
@@ -93,17 +93,6 @@ async def running(key: CurveKey | None = None, most: int = 64) -> AsyncIterator[
         yield node
     finally:
         await node.close()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))  # type: ignore[arg-type]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    late = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < late
-        await asyncio.sleep(0.01)
 
 
 async def echoes(client: zmq.asyncio.Socket, word: bytes = b"hello") -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import pytest
+from p2p_bench import until
 from p2p_scripted import FakeLink, numbers
 
 from kvstore_sdk.backend import Get, Region, TimedOutError, UnavailableError
@@ -86,13 +87,6 @@ def run(step: Coroutine[Any, Any, None]) -> None:
 
 def found(fetch: Fetch) -> Result:
     return Result(fetch.number, ((FOUND, 100),) * len(fetch.items))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.005)
 
 
 def test_a_peer_is_told_once_where_to_write_and_then_what(region: Region) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import zmq.asyncio
+from p2p_bench import until
 from p2p_scripted import ScriptedPeer, having, numbers, scripted_peer
 
 from kvstore_sdk.backend import TimedOutError, UnavailableError
@@ -56,13 +57,6 @@ async def meet(context: zmq.asyncio.Context, peer: ScriptedPeer) -> Link:
 
 def soon() -> float:
     return time.monotonic() + LIMIT_S
-
-
-async def until(condition: Callable[[], object]) -> None:
-    end_s = soon()
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.005)
 
 
 def test_a_question_has_its_answer_whatever_comes_in_between() -> None:

@@ -15,7 +15,7 @@ import pytest
 from p2p_fake_peer import FakePeer
 from p2p_nodes import LATE_S, NodeProcess, loads_all, names, wait_for
 
-from kvstore_sdk.backend import BackendError, Deadline, Get, GetResult, GetStatus, Region, open_backend
+from kvstore_sdk.backend import BackendError, Deadline, Get, GetResult, GetStatus, Region
 from kvstore_sdk.tier import Lookup as TierLookup
 from kvstore_sdk_backends.p2p.messages import Fetch, Hello, Lookup
 
@@ -24,27 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tier"))
 from tier_bench import Engine, keys
 
 SIZE = 16384
-
-
-@pytest.fixture
-def open_asker() -> Iterator[Callable[..., Any]]:
-    """Opens a node in this process that asks the peers at these addresses."""
-    opened: list[Any] = []
-
-    def open_it(*addresses: str, **options: Any) -> Any:
-        opened.append(open_backend("p2p://127.0.0.1:0", {"peers": ",".join(addresses), "data": "zmq"} | options))
-        return opened[-1]
-
-    yield open_it
-    for backend in opened:
-        backend.close()
-
-
-@pytest.fixture
-def region() -> Iterator[Region]:
-    made = Region(16 * SIZE)
-    yield made
-    made.close()
 
 
 def found(backend: Any, asked: Sequence[str], timeout_s: float) -> list[bool]:
@@ -75,9 +54,9 @@ def silent(request: pytest.FixtureRequest) -> Iterator[str]:
             yield peer.address
 
 
-def test_a_silent_peer_has_nothing_by_the_deadline(silent: str, open_asker: Callable[..., Any], region: Region) -> None:
+def test_a_silent_peer_has_nothing_by_the_deadline(silent: str, open_node: Callable[..., Any], region: Region) -> None:
     """LIV-03"""
-    asker = open_asker(silent, answer_timeout_s=0.3)
+    asker = open_node(silent, answer_timeout_s=0.3)
     asker.register_region(region)
     for _ in range(3):
         began_s = time.monotonic()
@@ -88,9 +67,9 @@ def test_a_silent_peer_has_nothing_by_the_deadline(silent: str, open_asker: Call
         assert time.monotonic() - began_s < 1.0 + LATE_S
 
 
-def test_through_a_tier_a_silent_peer_is_a_miss(silent: str, open_asker: Callable[..., Any]) -> None:
+def test_through_a_tier_a_silent_peer_is_a_miss(silent: str, open_node: Callable[..., Any]) -> None:
     """LIV-03"""
-    engine = Engine(open_asker(silent, answer_timeout_s=0.3), lookup_timeout_s=1.0)
+    engine = Engine(open_node(silent, answer_timeout_s=0.3), lookup_timeout_s=1.0)
     try:
         began_s = time.monotonic()
         assert engine.ask(keys(3)) == [TierLookup.MISS] * 3
@@ -99,10 +78,10 @@ def test_through_a_tier_a_silent_peer_is_a_miss(silent: str, open_asker: Callabl
         engine.close()
 
 
-def test_a_peer_that_never_sends_what_it_found_costs_a_load_its_time(open_asker: Callable[..., Any], region: Region) -> None:
+def test_a_peer_that_never_sends_what_it_found_costs_a_load_its_time(open_node: Callable[..., Any], region: Region) -> None:
     """LIV-03: and not a byte of the buffers is written afterwards, so they are not in doubt."""
     with closing(FakePeer((Hello, Lookup), size=SIZE)) as peer:
-        asker = open_asker(peer.address)
+        asker = open_node(peer.address)
         asker.register_region(region)
         assert found(asker, names("a", 4), timeout_s=20.0) == [True] * 4
         began_s = time.monotonic()
@@ -112,20 +91,20 @@ def test_a_peer_that_never_sends_what_it_found_costs_a_load_its_time(open_asker:
         assert peer.asked(Fetch) >= 1
 
 
-def test_a_silent_peer_does_not_hide_what_another_has(silent: str, open_asker: Callable[..., Any]) -> None:
+def test_a_silent_peer_does_not_hide_what_another_has(silent: str, open_node: Callable[..., Any]) -> None:
     """LIV-03"""
     with closing(FakePeer(size=SIZE)) as peer:
-        asker = open_asker(silent, peer.address, answer_timeout_s=1.0)
+        asker = open_node(silent, peer.address, answer_timeout_s=1.0)
         wait_for(lambda: found(asker, names("a", 1), timeout_s=5.0) == [True])
         began_s = time.monotonic()
         assert all(found(asker, [name], timeout_s=20.0) == [True] for name in names("b", 5))
         assert time.monotonic() - began_s < 5 * 1.0 + LATE_S
 
 
-def test_threads_that_meet_a_lost_peer_make_one_connection(open_asker: Callable[..., Any]) -> None:
+def test_threads_that_meet_a_lost_peer_make_one_connection(open_node: Callable[..., Any]) -> None:
     """RACE-08"""
     with closing(FakePeer(size=SIZE)) as peer:
-        asker = open_asker(peer.address, answer_timeout_s=20.0)
+        asker = open_node(peer.address, answer_timeout_s=20.0)
         wait_for(lambda: found(asker, ["first"], timeout_s=20.0) == [True])
         assert peer.asked(Hello) == 1
         for life in range(2, 5):
@@ -149,10 +128,10 @@ def test_threads_that_meet_a_lost_peer_make_one_connection(open_asker: Callable[
             assert peer.asked(Hello) == life
 
 
-def test_a_peer_that_is_back_as_somebody_else_is_asked_anew(open_asker: Callable[..., Any], region: Region) -> None:
+def test_a_peer_that_is_back_as_somebody_else_is_asked_anew(open_node: Callable[..., Any], region: Region) -> None:
     """LIV-17: what was known of the one before it is forgotten, and the next call is answered."""
     with closing(FakePeer(size=SIZE)) as peer:
-        asker = open_asker(peer.address)
+        asker = open_node(peer.address)
         asker.register_region(region)
         wait_for(lambda: found(asker, names("a", 4), timeout_s=5.0) == [True] * 4)
         peer.die()

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from p2p_bench import until
 from p2p_scripted import FakeLink
 
 from kvstore_sdk.backend import UnavailableError
@@ -52,13 +53,6 @@ def run(step: Coroutine[Any, Any, None]) -> None:
 
 def soon() -> float:
     return time.monotonic() + LIMIT_S
-
-
-async def until(condition: Any) -> None:
-    end_s = soon()
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)

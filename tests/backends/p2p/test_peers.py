@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import pytest
+from p2p_bench import until
 from p2p_scripted import FakeLink
 
 from kvstore_sdk_backends.p2p import peer as peer_module
@@ -80,13 +81,6 @@ def run(step: Coroutine[Any, Any, None]) -> None:
 
 def soon() -> float:
     return time.monotonic() + LIMIT_S
-
-
-async def until(condition: Callable[[], object]) -> None:
-    end_s = soon()
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.002)
 
 
 async def live(peers: Peers) -> set[Address]:
