@@ -20,10 +20,11 @@ import pytest
 pytest.importorskip("zmq")
 pytest.importorskip("msgpack")
 
-from p2p_nodes import NodeProcess, wait_for
+from p2p_nodes import NodeProcess, loads_all, names, wait_for
 
 from kvstore_sdk_backends.p2p.data_path import routing_id
 from kvstore_sdk_backends.p2p.messages import VERSION, VERSIONS, Hello, Lookup, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.unread import Unread
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 PING, PONG = b"\x04\x07\x04PING\x00\x0f", b"\x04\x05\x04PONG"
@@ -214,6 +215,36 @@ def test_an_asker_survives_an_owner_that_sends_what_nobody_asked_for_and_resets(
         reset(list(wires))
     # It asks on.
     reset(list(accept()))
+
+
+def test_a_session_may_load_more_than_may_wait_to_be_read(start_node: Callable[..., NodeProcess]) -> None:
+    owner, asker = start_node(), start_node()
+    owner.open(serve_bytes=64 << 20, data="zmq")
+    asker.open(peers=owner.address, data="zmq")
+    wanted = names("much", 32)
+    owner.ask("put", names=wanted, size=MIB)
+    wait_for(lambda: loads_all(asker, wanted, MIB))
+    for _ in range(6):
+        wait_for(lambda: loads_all(asker, wanted, MIB))
+        time.sleep(0.2)  # it is looked at meanwhile
+    assert "more came" not in asker.log(1 << 20)
+
+
+def test_what_was_read_is_not_unread_and_a_descriptor_that_is_something_else_counts_nothing(tmp_path: Path) -> None:
+    with listening() as server, socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
+        unread = Unread(receiver.fileno())
+        sender.sendall(bytes(20_000))
+        wait_for(lambda: unread.look() > 15_000)
+        unread.read(15_000)
+        assert 1_000 < unread.look() <= 5_000
+        unread.read(10_000)
+        assert unread.look() == 0
+        sender.sendall(bytes(20_000))  # too much taken for read is not kept for later
+        wait_for(lambda: unread.look() > 15_000)
+        unread.forget()
+        assert unread.look() == 0
+    with (tmp_path / "file").open("w") as file:
+        assert Unread(file.fileno()).look() == 0
 
 
 def reset(wires: list[Wire]) -> None:
