@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
-from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, SupportsHints, TimedOutError
+from kvstore_sdk.backend import Backend, BackendError, Capabilities, Durability, SupportsHints, SupportsServe, TimedOutError
 from kvstore_sdk.backend.options import parse_options
 from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import KVStoreError, text_of
@@ -78,6 +78,7 @@ class _Opening:
     ) -> None:
         self._doing = f"{where}: backend {options.shown}"
         self._options = options
+        self._memory = memory
         self._step = "open"
         self._answer: Future[OpenTier] = Future()
         self._tier: Callable[[Backend], Tier] = lambda backend: Tier(
@@ -96,7 +97,7 @@ class _Opening:
         try:
             thread.join(min(_SAY_AFTER_S, timeout_s))
             if thread.is_alive() and timeout_s > _SAY_AFTER_S:
-                logger.warning("%s: the start waits for %s to return, for %g s at most", self._doing, self._step, timeout_s)
+                logger.info("%s: the start waits for %s to return, for %g s at most", self._doing, self._step, timeout_s)
                 thread.join(timeout_s - _SAY_AFTER_S)
         finally:
             # Exactly one of two things happens: the answer is there, or the thread finds that nobody waits for it.
@@ -128,6 +129,10 @@ class _Opening:
                 # Nobody wants it any more: it is told of no memory.
                 raise TimedOutError(f"{self._doing}: open returned too late")
             outlives_us = backend.capabilities.durability is not Durability.NONE
+            if isinstance(backend, SupportsServe) and backend.capabilities.read_only and not isinstance(self._memory, RecordMemory):
+                logger.info(
+                    "%s: serves nothing: it only asks, since it keeps no records; what p2p is to keep is its serve_bytes", self._doing
+                )
             self._step = "register_region"
             return OpenTier(self._tier(backend), outlives_us, isinstance(backend, SupportsHints))
         except BaseException:

@@ -135,7 +135,7 @@ def test_a_slow_start_says_for_what_it_waits(
 
     late = threading.Thread(target=go_on)
     late.start()
-    with caplog.at_level(logging.WARNING, "kvstore_sdk"):
+    with caplog.at_level(logging.INFO, "kvstore_sdk"):
         start(stand, "our own", start_timeout_s=LIMIT_S)
     late.join()
     assert said in caplog.text
@@ -147,3 +147,19 @@ def test_memory_that_a_lost_call_was_told_of_stays_mapped(agent: Callable[..., A
         start(stand, "our own")
     [*_, kept] = opening._kept_mapped
     assert bytes(kept[:8]) == bytes(8), "the scheduler's side closed the region"
+
+
+@pytest.mark.parametrize(
+    ("spec", "serve_bytes", "silent"), [("vLLM's host memory", 0, False), ("vLLM's host memory", 1 << 20, True), ("our own", 0, True)]
+)
+def test_a_node_that_serves_nothing_says_so_at_the_start(
+    spec: str, serve_bytes: int, silent: bool, stand: Callable[..., Stand], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("zmq")
+    spec_class, extra = SPECS[spec]
+    entry = {"type": "kvstore", "backend": "p2p", "location": "127.0.0.1:0", "data": "zmq", "serve_bytes": serve_bytes}
+    with caplog.at_level(logging.INFO, "kvstore_sdk"):
+        stand([entry], spec_class=spec_class, extra=extra)
+    said = [text for text in caplog.messages if "serves nothing: it only asks" in text]
+    assert len(said) == (0 if silent else 1)
+    assert silent or "serve_bytes" in said[0]

@@ -55,6 +55,18 @@ def test_a_session_looks_up_and_fetches() -> None:
     run(test)
 
 
+def test_where_nothing_is_served_nobody_is_kept_waiting() -> None:
+    async def test() -> None:
+        async with serving() as s:
+            asker = s.asker()
+            await asker.hello()
+            # An hour: the answer comes, or the test fails.
+            assert await asker.look_up("a", "b", wait_ms=3_600_000) == (0, 0)
+            assert s.counts["waits_now"] == 0
+
+    run(test)
+
+
 def test_records_larger_than_all_bounds_go_one_after_another() -> None:
     async def test() -> None:
         source = CountingSource(sizes(12, 3 * MIB))
