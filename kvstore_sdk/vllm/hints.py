@@ -63,7 +63,7 @@ class HintReader:
             return
         self._quiet_until_s = now + LOG_EVERY_S
         logger.warning(
-            "%s: ignored what %d requests since the last such line say of a peer; the last one: kv_transfer_params %s",
+            "%s: ignored what %d request(s) since the last such line said of a peer; the last one: kv_transfer_params %s",
             self._shown_as,
             self._ignored,
             problem,
@@ -103,7 +103,9 @@ def _parse_ours(given: Mapping[object, object], max_wait_s: float) -> Hint:
     peer, wait_s = given.get("peer"), given.get("wait_s", 0)
     if not isinstance(peer, str):
         raise ValueError(f"has as peer {_shown(peer)}, which is no host:port")
-    host, _, port = peer.rpartition(":")
+    host, colon, port = peer.rpartition(":")
+    if not (host and colon):
+        raise ValueError(f"has as peer {_shown(peer)}, which is no host:port")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

@@ -44,7 +44,7 @@ BAD: list[tuple[Any, str]] = [
     ({"kvstore": {"peer": "a:1", "wait": 5}}, "'kvstore' has a field 'wait'; there are peer and wait_s"),
     ({"kvstore": {"peer": "a:1", 7: 5}}, "'kvstore' has a field something of type int; there are peer and wait_s"),
     ({"kvstore": {}}, "'kvstore' has as peer something of type NoneType, which is no host:port"),
-    ({"kvstore": {"peer": "a"}}, "'kvstore' has as host '', which is none"),
+    ({"kvstore": {"peer": "a"}}, "'kvstore' has as peer 'a', which is no host:port"),
     ({"kvstore": {"peer": "a:"}}, "'kvstore' has as port '', which is none"),
     ({"kvstore": {"peer": "fd00::1:7777"}}, "'kvstore' has as peer 'fd00::1:7777'; an IPv6 address stands in brackets"),
     ({"kvstore": {"peer": "[a]b:1"}}, "'kvstore' has as host '[a]b', which is none"),
@@ -133,7 +133,7 @@ def test_bad_hints_are_logged_now_and_then_with_their_number(caplog: pytest.LogC
         assert len(caplog.messages) == 1
         now_s += hints.LOG_EVERY_S
         assert reader.read({"kvstore": "b"}) is None
-    what = "kvstore tier 1:kvstore: ignored what %d requests since the last such line say of a peer; the last one: kv_transfer_params %s"
+    what = "kvstore tier 1:kvstore: ignored what %d request(s) since the last such line said of a peer; the last one: kv_transfer_params %s"
     assert caplog.messages == [
         what % (1, "'kvstore' is no table but something of type int"),
         what % (50, "'kvstore' is no table but 'b'"),

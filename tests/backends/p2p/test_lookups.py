@@ -244,6 +244,21 @@ def test_who_was_named_and_is_not_there_is_no_failure() -> None:
     run(steps())
 
 
+@pytest.mark.parametrize("named_is_there", [True, False])
+def test_what_the_named_one_has_not_by_its_time_is_asked_of_those_that_are_listed(named_is_there: bool) -> None:
+    async def steps() -> None:
+        group = Group(having(a=1), having(), named=1)
+        if not named_is_there:
+            group.links[2].end("lost")
+        group.hints.note(["v1/a"], Hint("127.0.0.1:2", 5.0))
+        assert missing(await group.find("a", wait=True)) == []
+        assert group.place("a") == 1
+        # Who was not named is not waited for.
+        assert waits(group.links[1]) == [(0, ("v1/a",))]
+
+    run(steps())
+
+
 def waits(link: FakeLink) -> Sequence[tuple[int, tuple[str, ...]]]:
     return [(one.wait_ms, one.names) for one in link.asked if isinstance(one, Lookup)]
 
