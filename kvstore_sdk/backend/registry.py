@@ -79,7 +79,7 @@ def open_backend(target: str, options: Mapping[str, object] | None = None, *, lo
             raise ConfigError(where, twice[0], "is given twice: in the URL and as an option; leave one out")
         location, given = url_location, given | query
     if location is None:
-        raise ConfigError(where, "location", "must be given: where the store is, a folder for example")
+        raise ConfigError(where, "location", "must be given: where the store is, a folder for example, or host:port for p2p")
     schema = _options(where, factory)
     try:
         parsed = parse_options(where, schema, given)

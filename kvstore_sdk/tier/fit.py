@@ -42,6 +42,7 @@ def fit(where: str, backend: Backend, identity: KVIdentity, settings: TierSettin
     largest = max(record_bytes(group.payload_bytes) for group in identity.groups)
     if largest > capabilities.max_record_bytes:
         problem = f"the backend takes records of {capabilities.max_record_bytes} bytes, this model's chunks need {largest}"
+        problem += "; raise it, or what memory the backend was given"
         raise ConfigError(where, "max_record_bytes", problem)
     hash_bytes = min(MAX_HASH_BYTES, (capabilities.max_name_bytes - _NAME_BYTES) // 2)
     if hash_bytes < _SHORTEST_HASH_BYTES:

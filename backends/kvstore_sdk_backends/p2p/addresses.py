@@ -124,7 +124,8 @@ def _split(text: str) -> tuple[str, int, int]:
         raise ValueError(f"{_shown(text)}: {_shown(host)} is neither a name of a host nor an address")
     low, high = int(first), int(last or first)
     if not low <= high <= 65535:
-        raise ValueError(f"{_shown(text)}: a port is a number up to 65535, and a range goes upwards")
+        problem = "a range goes upwards" if low > high else "a port is a number up to 65535"
+        raise ValueError(f"{_shown(text)}: {problem}")
     return host, low, high
 
 

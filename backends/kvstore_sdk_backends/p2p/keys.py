@@ -55,8 +55,8 @@ def write_key(where: str, path: str) -> CurveKey:
     """Make a pair and write it to a new file of mode 0600.
 
     Raises:
-        ConfigError: there is a file already, or this pyzmq has no CURVE.
-        OSError: the file cannot be written; then none is left behind.
+        ConfigError: there is a file already, it cannot be made, or this pyzmq has no CURVE.
+        OSError: it cannot be written; then none is left behind.
     """
     zmq = _zmq(where)
     public, secret = zmq.curve_keypair()
@@ -64,6 +64,9 @@ def write_key(where: str, path: str) -> CurveKey:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         problem = "exists; a key that nodes use is not to be lost: name a new file, or remove this one first"
+        raise ConfigError(where, path, problem) from None
+    except OSError as cause:
+        problem = f"cannot be written: {os.strerror(cause.errno or 0)}; name a file in a folder that is there, and yours to write to"
         raise ConfigError(where, path, problem) from None
     try:
         with open(descriptor, "w") as file:
@@ -79,6 +82,8 @@ def write_key(where: str, path: str) -> CurveKey:
 
 
 def _read(where: str, path: str) -> str:
+    if "\0" in path:
+        raise ConfigError(where, "key_file", "is no path; name the file that kvstore keygen wrote")
     try:
         # A FIFO in its place is not waited for.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
@@ -89,9 +94,8 @@ def _read(where: str, path: str) -> str:
             return file.read(_MAX_FILE_BYTES).decode("ascii", "replace")
     except OSError as cause:
         # Without the path, which the text of the error has: what is called key is shown to nobody.
-        raise ConfigError(
-            where, "key_file", f"cannot be read: {os.strerror(cause.errno or 0)}; make one with kvstore keygen FILE"
-        ) from None
+        instead = "write the whole path: ~ stands for nothing here" if path.startswith("~") else "make one with kvstore keygen FILE"
+        raise ConfigError(where, "key_file", f"cannot be read: {os.strerror(cause.errno or 0)}; {instead}") from None
 
 
 def _check_mode(where: str, status: os.stat_result) -> None:

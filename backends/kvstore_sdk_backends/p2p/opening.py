@@ -14,7 +14,7 @@ __all__ = ["open_p2p"]
 
 
 def open_p2p(
-    location: str | None = None,
+    location: str,
     *,
     peers: Annotated[str, "nodes to ask: host:port or host:first-last, with commas between; all addresses of a name"] = "",
     serve_bytes: Annotated[
@@ -35,7 +35,7 @@ def open_p2p(
     data_parallel_index: Annotated[int, Bounds(ge=0, le=65535), "added to the port of the location; under vLLM the engine's own"] = 0,
     max_record_bytes: Annotated[int, Bounds(ge=1, le=1 << 34), "refuse larger records"] = 1 << 30,
 ) -> Backend:
-    """Open a node: `location` is `host:port` to listen on, `127.0.0.1:0` if it is left out; port 0 is any that is free.
+    """Open a node: `location` is `host:port` to listen on; port 0 is any that is free.
 
     Raises:
         ConfigError: an option is wrong, or one that trust needs is missing; the address cannot be listened on; pyzmq is not installed.
@@ -55,10 +55,10 @@ def open_p2p(
         data_ports=data_ports,
         ucx_tls=ucx_tls,
         ucx_devices=ucx_devices,
+        serve_bytes=serve_bytes,
     )
     settings = dataclasses.replace(
         settings,
-        serve_bytes=serve_bytes,
         fan_out=fan_out,
         max_peers=max_peers,
         answer_timeout_s=answer_timeout_s,

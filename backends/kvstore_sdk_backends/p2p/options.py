@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from kvstore_sdk.backend import ConfigError
+from kvstore_sdk.format import record_bytes
 from kvstore_sdk_backends.p2p.addresses import Address, is_loopback, parse_address, parse_peers, parse_port_range
 from kvstore_sdk_backends.p2p.keys import CurveKey, read_key
 
@@ -17,6 +18,9 @@ WHERE = "backend p2p"
 
 Data = Literal["auto", "nixl", "zmq"]
 T = TypeVar("T")
+
+SMALLEST_BYTES = record_bytes(1)
+"""Of a record: a page of header and one of payload."""
 
 _UCX_LIST = re.compile(r"[A-Za-z0-9_^:.,*?@-]{0,400}")
 
@@ -54,7 +58,7 @@ class P2PSettings:
 
 
 def check_options(
-    location: str | None,
+    location: str,
     *,
     peers: str,
     data_parallel_index: int,
@@ -65,13 +69,14 @@ def check_options(
     data_ports: str,
     ucx_tls: str,
     ucx_devices: str,
+    serve_bytes: int,
 ) -> P2PSettings:
     """What is given as text, parsed, and whether it may be used together.
 
     Raises:
         ConfigError: it may not; the message names the option and what to write.
     """
-    listen = _listen(location or "127.0.0.1:0", data_parallel_index)
+    listen = _listen(location, data_parallel_index)
     known = _checked("peers", parse_peers, peers)
     ports = _checked("data_ports", parse_port_range, data_ports)
     off_loopback = next((str(address) for address in (listen, *known) if not is_loopback(address.host)), "")
@@ -88,6 +93,11 @@ def check_options(
     if data != "zmq" and off_loopback and not ucx_devices:
         problem = "must be given with data_path_trusted off loopback: the devices that nixl listens on, as UCX_NET_DEVICES has them"
         raise ConfigError(WHERE, "ucx_devices", f"{problem}: eth0 or mlx5_0:1 for example")
+    if 0 < serve_bytes < SMALLEST_BYTES:
+        problem = (
+            f"{serve_bytes} bytes hold no record, whose least are {SMALLEST_BYTES}; write how much memory they may have, 8GiB for example"
+        )
+        raise ConfigError(WHERE, "serve_bytes", f"{problem}, or leave it out to keep none")
     for name, value in (("ucx_tls", ucx_tls), ("ucx_devices", ucx_devices)):
         if not _UCX_LIST.fullmatch(value):
             raise ConfigError(WHERE, name, f"{value[:80]!r} is no list of names with commas between; write it as UCX takes it")
@@ -102,14 +112,18 @@ def check_options(
         data_ports=ports,
         ucx_tls=ucx_tls,
         ucx_devices=ucx_devices,
+        serve_bytes=serve_bytes,
     )
 
 
 def _listen(location: str, data_parallel_index: int) -> Address:
+    if not location:
+        problem = "must be given: where this node listens, host:port, 0.0.0.0:7400 for example; 127.0.0.1:0 for one that nobody has to find"
+        raise ConfigError(WHERE, "location", problem)
     try:
         address = parse_address(location, any_port=True)
     except ValueError as cause:
-        raise ConfigError(WHERE, "location", f"{cause}; of this machine, 0.0.0.0:7400 for all of its interfaces") from None
+        raise ConfigError(WHERE, "location", f"{cause}; it is where this node listens, 0.0.0.0:7400 for all interfaces") from None
     if not address.port:
         return address
     if (port := address.port + data_parallel_index) > 65535:

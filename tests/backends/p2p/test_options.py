@@ -31,13 +31,13 @@ def key_file(tmp_path: Path) -> str:
     return str(tmp_path / "group.key")
 
 
-def settings(opened: list[P2PSettings], location: str | None = None, **options: Any) -> P2PSettings:
+def settings(opened: list[P2PSettings], location: str = "127.0.0.1:0", **options: Any) -> P2PSettings:
     # As an entry of a configuration, where a number may be text.
     opening.open_p2p(location, **parse_options("a test", backend_options("p2p"), options))
     return opened.pop()
 
 
-def refusal(location: str | None = None, **options: Any) -> ConfigError:
+def refusal(location: str = "127.0.0.1:0", **options: Any) -> ConfigError:
     with pytest.raises(ConfigError) as refused:
         opening.open_p2p(location, **parse_options("backend p2p", backend_options("p2p"), options))
     assert "\n" not in str(refused.value)
@@ -46,7 +46,7 @@ def refusal(location: str | None = None, **options: Any) -> ConfigError:
 
 
 def test_without_options_it_listens_on_loopback_alone(opened: list[P2PSettings]) -> None:
-    for made in (settings(opened), settings(opened, "")):
+    for made in (settings(opened), settings(opened, "127.0.0.1:0")):
         assert str(made.listen) == "127.0.0.1:0"
         assert (made.peers, made.serve_bytes, made.data, made.off_loopback, made.key) == ((), 0, "auto", False, None)
 
@@ -73,12 +73,12 @@ def test_the_data_parallel_index_is_added_to_a_port_that_was_given(opened: list[
         ("[::]:7400", {}),
         ("10.0.0.1:7400", {}),
         ("a-name:7400", {}),
-        (None, {"peers": "10.0.0.1:7400"}),
-        (None, {"peers": "127.0.0.1:1,kv-headless:7400"}),
+        ("127.0.0.1:0", {"peers": "10.0.0.1:7400"}),
+        ("127.0.0.1:0", {"peers": "127.0.0.1:1,kv-headless:7400"}),
     ],
 )
 def test_off_loopback_a_key_is_needed_or_the_word_insecure(
-    opened: list[P2PSettings], location: str | None, options: dict[str, Any], key_file: str
+    opened: list[P2PSettings], location: str, options: dict[str, Any], key_file: str
 ) -> None:
     refused = refusal(location, **options)
     assert refused.field == "key_file"
@@ -120,6 +120,8 @@ def test_a_key_and_insecure_contradict_each_other(key_file: str) -> None:
         ("data_ports", "9-1"),
         ("data", "rdma"),
         ("serve_bytes", -1),
+        ("serve_bytes", 1),
+        ("serve_bytes", "4KiB"),
         ("fan_out", 0),
         ("max_peers", 100_000),
         ("answer_timeout_s", 0),
@@ -130,11 +132,22 @@ def test_a_key_and_insecure_contradict_each_other(key_file: str) -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_option(field: str, value: object) -> None:
-    assert refusal(None, **{field: value}).field == field
+    assert refusal(**{field: value}).field == field
+
+
+def test_where_it_listens_is_to_be_said() -> None:
+    refused = refusal("")
+    assert refused.field == "location"
+    assert "where this node listens, host:port" in refused.problem
+
+
+def test_a_path_to_a_key_is_not_expanded_and_said_so() -> None:
+    assert "~ stands for nothing here" in refusal(key_file="~/group.key").problem
+    assert "is no path" in refusal(key_file="a\0b").problem
 
 
 def test_a_misspelt_option_is_refused_with_what_was_meant() -> None:
-    assert "did you mean peers?" in str(refusal(None, peer="127.0.0.1:1"))
+    assert "did you mean peers?" in str(refusal(peer="127.0.0.1:1"))
 
 
 def test_in_a_child_of_its_own_it_is_refused() -> None:
