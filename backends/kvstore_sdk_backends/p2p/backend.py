@@ -129,11 +129,13 @@ class P2PBackend:
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now, for operators."""
         peers = self._peers.all()
+        paths = [peer.link.welcome.path for peer in peers if peer.link is not None]
         counts = {f"asked_{name}": count for name, count in (self._lookups.counts | self._asking.counts).items()}
         counts |= {f"served_{name}": count for name, count in self._node.counters().items()}
         return counts | {
             "peers_now": len(peers),
-            "peers_up_now": sum(peer.link is not None for peer in peers),
+            "peers_up_now": len(paths),
+            "peers_nixl_now": paths.count("nixl"),
             "peer_connects": sum(peer.connects for peer in peers),
             "doubt_bytes_now": self._doubts.late_bytes,
             "fences": self._doubts.fences,
