@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import selectors
@@ -44,7 +45,11 @@ class _Resolvers(ThreadPoolExecutor):
                 except BaseException as cause:  # noqa: BLE001  # whoever waits for the answer gets it
                     answer.set_exception(cause)
 
-        threading.Thread(target=run, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+        except RuntimeError as cause:
+            # As a name that does not resolve now.
+            answer.set_exception(OSError(errno.EAGAIN, str(cause)))
         return answer
 
 

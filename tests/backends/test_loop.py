@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -65,6 +66,25 @@ def test_a_look_up_tells_what_it_found_or_raised() -> None:
     assert loop.run("test", lambda: look_up(int, "7"), 10) == 7
     with pytest.raises(ValueError, match="seven"):
         loop.run("test", lambda: look_up(int, "seven"), 10)
+    assert loop.close(nothing, 5)
+
+
+def test_a_look_up_for_which_there_is_no_thread_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = EventLoop("kvstore-test")
+
+    async def nothing() -> None: ...
+
+    async def look_up() -> int:
+        return await asyncio.get_running_loop().run_in_executor(None, int, "7")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            loop.run("test", look_up, 10)
+    assert loop.run("test", look_up, 10) == 7
     assert loop.close(nothing, 5)
 
 

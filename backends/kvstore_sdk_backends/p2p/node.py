@@ -36,6 +36,8 @@ _CLOSE_S = 2.0
 _SECRET_BYTES = 32
 _SPARE_DESCRIPTORS = 32
 """What is free when a session begins: it takes five, and others take some meanwhile."""
+_SOCKETS_PER_PEER = 16
+"""Three where it asks and six where it is asked, those of monitors among them; for a moment a session that ended has some, too."""
 _IO_THREADS = 2
 """One for control, one for data: `Security` says which socket is whose."""
 
@@ -155,6 +157,7 @@ class Node:
     async def _begin(self) -> None:
         self.context = zmq.asyncio.Context(io_threads=_IO_THREADS)
         if self.settings.key is not None:
+        self.context.set(zmq.MAX_SOCKETS, _most_sockets(self.settings.max_peers))
             self._admission = Admission(self.context, self.settings.key, WHERE)
             self._tasks.append(asyncio.ensure_future(self._admission.run()))
         socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
@@ -181,7 +184,10 @@ class Node:
         # Without one libzmq ends this process in the middle of listening.
         if not _has_descriptors(_SPARE_DESCRIPTORS):
             raise UnavailableError(f"p2p: fewer than {_SPARE_DESCRIPTORS} file descriptors are free; raise ulimit -n")
-        return Sender(self.context, self.security, node)
+        try:
+            return Sender(self.context, self.security, node)
+        except zmq.ZMQError as cause:
+            raise UnavailableError(f"p2p: no data socket: {cause.strerror}; each peer that loads needs some") from None
 
     async def _end(self) -> None:
         context = getattr(self, "context", None)
@@ -210,6 +216,11 @@ def _has_descriptors(most: int) -> bool:
         return False
     finally:
         for descriptor in taken:
+def _most_sockets(max_peers: int) -> int:
+    """Of one context. libzmq has 1,023 unless it is told."""
+    return 64 + _SOCKETS_PER_PEER * max_peers
+
+
             os.close(descriptor)
     return True
 

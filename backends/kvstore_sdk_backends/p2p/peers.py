@@ -44,7 +44,7 @@ class Peers:
             connect: Opens a session with what one of them resolves to.
             max_peers: Addresses at one time; those that requests named give way.
             resolve_s: Between two look-ups of a name.
-            may_connect: Whether an address may be connected to at all.
+            may_connect: Whether an address, or whatever a name stands for, may be connected to at all.
             lookup: The addresses of a name, or an `OSError`. It may block.
         """
         self.listed = tuple(listed)
@@ -134,14 +134,19 @@ class Peers:
             return peer
         if self._closed:
             return None
-        if not self._may_connect(address):
-            self._say(f"p2p: a request names {address}, which is not on loopback: that needs key_file, or insecure=true")
+        if not self._may_ask(address):
             return None
         if len(self._peers) >= self._max_peers and not self._make_room():
             self._say(f"p2p: more than max_peers {self._max_peers} peers are in use; others that requests name are not asked")
             return None
         peer = self._peers[address] = Peer(address, self._begin)
         return peer
+
+    def _may_ask(self, address: Address) -> bool:
+        may = self._may_connect(address)
+        if not may:
+            self._say(f"p2p: a request names {address}, which is not on loopback: that needs key_file, or insecure=true")
+        return may
 
     async def _begin(self, address: Address) -> Link:
         """A session with the node there, unless there is one: two would be one too many for both.
@@ -208,6 +213,9 @@ class Peers:
         known = self._named.get(address)
         if known is not None and known[0] > now_s:
             return known[1]
+        if not self._may_ask(address):
+            # No resolver is to hear from here what somebody wrote into a request.
+            return ()
         if (resolving := self._resolving.get(address)) is None:
             if len(self._resolving) >= MAX_RESOLVING:
                 self._say(f"p2p: {MAX_RESOLVING} names that requests name are being looked up; others are not asked meanwhile")

@@ -52,7 +52,7 @@ class Security:
         self._max_data_bytes = max_record_bytes + _FRAMING_BYTES
 
     def may_connect(self, address: Address) -> bool:
-        """Whether a socket may be connected there. Ask it of what a name resolved to, not of the name."""
+        """Whether a socket may be connected there. What a name stands for has to be asked for as well."""
         return self._anywhere or is_loopback(address.host)
 
     def secure_server(self, socket: zmq.Socket, channel: Channel) -> None:

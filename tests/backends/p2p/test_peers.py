@@ -49,11 +49,13 @@ class World:
         self.nodes: dict[Address, bytes] = {}
         self.links: list[FakeLink] = []
         self.lookups = 0
+        self.looked_up: set[str] = set()
         self.hold = threading.Event()
         self.hold.set()
 
     def lookup(self, address: Address) -> Iterable[Address]:
         self.lookups += 1
+        self.looked_up.add(address.host)
         assert self.hold.wait(LIMIT_S)
         found = self.names[address.host]
         if isinstance(found, OSError):
@@ -219,9 +221,11 @@ def test_where_nobody_may_connect_to_nobody_does(caplog: pytest.LogCaptureFixtur
         peers = world.peers(at(2), NAME, may_connect=lambda address: False)
         assert await live(peers) == set()
         assert await peers.named(at(3), soon()) == []
-        assert await peers.named(NAME, soon()) == []
+        assert await peers.named(Address("of.a.request", 1), soon()) == []
         await asyncio.sleep(0.05)
         assert world.connected == []
+        # What a request names is told to no resolver either.
+        assert world.looked_up == {NAME.host}
         peers.close("over")
 
     with caplog.at_level(logging.WARNING):
