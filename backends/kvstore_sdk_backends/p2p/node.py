@@ -103,6 +103,7 @@ class Node:
                 WHERE,
                 settings.ucx_devices,
             )
+        self._say_unused()
         logger.info("%s: listens on %s, %s, data over %s", WHERE, self.address, self._who(), " or ".join(self.paths(self.address)))
 
     def __repr__(self) -> str:
@@ -156,8 +157,8 @@ class Node:
 
     async def _begin(self) -> None:
         self.context = zmq.asyncio.Context(io_threads=_IO_THREADS)
-        if self.settings.key is not None:
         self.context.set(zmq.MAX_SOCKETS, _most_sockets(self.settings.max_peers))
+        if self.settings.key is not None:
             self._admission = Admission(self.context, self.settings.key, WHERE)
             self._tasks.append(asyncio.ensure_future(self._admission.run()))
         socket = self.context.socket(zmq.ROUTER, socket_class=zmq.Socket)
@@ -202,8 +203,22 @@ class Node:
             if context is not None:
                 context.destroy(linger=0)
 
+    def _say_unused(self) -> None:
+        """What was set and has no effect, or less than it seems to have."""
+        settings = self.settings
+        nixls = {"data_path_trusted": settings.data_path_trusted, "ucx_tls": settings.ucx_tls, "ucx_devices": settings.ucx_devices}
+        if settings.data == "zmq" and (unused := [name for name, value in nixls.items() if value]):
+            logger.warning("%s: %s: without effect, since data goes over zmq", WHERE, ", ".join(unused))
+        if settings.data != "nixl" and (ports := settings.data_ports) is not None and len(ports) < settings.max_peers:
+            logger.warning("%s: data_ports: only %d of max_peers %d find a port at one time", WHERE, len(ports), settings.max_peers)
+
     def _who(self) -> str:
         return "open to holders of its key" if self.settings.key is not None else "open to whoever reaches it"
+
+
+def _most_sockets(max_peers: int) -> int:
+    """Of one context. libzmq has 1,023 unless it is told."""
+    return 64 + _SOCKETS_PER_PEER * max_peers
 
 
 def _has_descriptors(most: int) -> bool:
@@ -216,11 +231,6 @@ def _has_descriptors(most: int) -> bool:
         return False
     finally:
         for descriptor in taken:
-def _most_sockets(max_peers: int) -> int:
-    """Of one context. libzmq has 1,023 unless it is told."""
-    return 64 + _SOCKETS_PER_PEER * max_peers
-
-
             os.close(descriptor)
     return True
 
@@ -251,6 +261,6 @@ def _plane(settings: P2PSettings) -> Plane | None:
         return Plane(tls=settings.ucx_tls, devices=settings.ucx_devices, label="p2p")
     except UnsupportedError as cause:
         if settings.data == "nixl":
-            raise ConfigError(WHERE, "data", f"nixl cannot be used: {cause}; mend it, or write zmq") from cause
+            raise ConfigError(WHERE, "data", f"{str(cause).removeprefix('p2p: ')}; or write data=zmq") from cause
         logger.warning("%s: data over zmq, since nixl cannot be used: %s", WHERE, cause)
         return None
