@@ -42,7 +42,7 @@ _CONNECTIONS = 4
 """To one data port at a time. The asker needs one, and whoever else connects does not stay."""
 _FROM_ASKER_BYTES = 4096
 """An asker sends one empty frame; one that is longer than this ends its connection. What a key takes to be proven is shorter."""
-_UNREAD_BYTES = 64 << 20
+_UNREAD_BYTES = 8 << 20
 """What may have come to an asker and not been read, beside twice the most that it has waited for at a time: some may be late."""
 
 

@@ -33,7 +33,8 @@ _SWEEP_S = 0.1
 _STRANGER_BYTES = 64 << 10
 """What a connection without a session may send. A handshake and a Hello are some KiB; empty parts of a message cost 30 times what they
 are on the wire."""
-_MAX_UNREAD_BYTES = 64 << 20
+_MAX_UNREAD_BYTES = 16 << 20
+"""Some peers ask as much in a second in which this node reads nothing; whom it ends, begins anew."""
 _TURN = 2048
 """Events that are read before the loop does something else."""
 

@@ -47,8 +47,8 @@ _REASON_S = 1.0
 MAX_QUESTIONS = 4096
 """Without an answer, those that nobody waits for any more among them. A peer that lets so many come together is not answering."""
 
-_UNREAD_BYTES = 16 << 20
-"""What may have come and not been read. The answers to all questions are shorter."""
+_UNREAD_BYTES = 8 << 20
+"""What may have come and not been read. The answers to all that is asked at a time are shorter."""
 
 _LASTING = frozenset({"version", "namespace", "layout", "path", "self"})
 _PASSING = frozenset({"busy", "full"})
