@@ -136,9 +136,9 @@ class NodeProcess:
         self._reader.join(LIMIT_S)
         wait_for(lambda: not any(map(is_alive, children)))
 
-    def use(self) -> tuple[int, int, int]:
-        """Of all of it: memory of its own in bytes, open descriptors, threads."""
-        looks = [look for look in map(look_at, self.family) if look is not None]
+    def use(self, *pids: int) -> tuple[int, int, int]:
+        """Of all of it, or of these of its processes: memory of their own in bytes, open descriptors, threads."""
+        looks = [look for look in map(look_at, pids or self.family) if look is not None]
         return sum(look.anonymous_bytes for look in looks), sum(look.descriptors for look in looks), sum(look.threads for look in looks)
 
     def end(self) -> int | None:
