@@ -127,8 +127,8 @@ def most_resident_mib(node: NodeProcess) -> float:
 
 @pytest.mark.parametrize(
     ("begin", "frame_bytes", "most_mib"),
-    [(stranger, 256 << 10, 128), (member, 256 << 10, 256), (data_of_a_member, 4000, 128)],
-    ids=["before a Hello", "in a session", "on the data port"],
+    [(stranger, 256 << 10, 128), (member, 256 << 10, 256), (member, 9, 512), (data_of_a_member, 4000, 128)],
+    ids=["before a Hello", "in a session", "in a session, of empty parts", "on the data port"],
 )
 def test_a_message_to_an_owner_that_does_not_end_ends_its_connection(
     begin: Callable[[str], tuple[Wire, list[Wire]]], frame_bytes: int, most_mib: int, start_node: Callable[..., NodeProcess]
