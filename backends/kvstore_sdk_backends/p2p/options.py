@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from kvstore_sdk.backend import ConfigError
-from kvstore_sdk.format import record_bytes
 from kvstore_sdk_backends.p2p.addresses import Address, is_loopback, parse_address, parse_peers, parse_port_range
 from kvstore_sdk_backends.p2p.keys import CurveKey, read_key
 
@@ -19,7 +18,7 @@ WHERE = "backend p2p"
 Data = Literal["auto", "nixl", "zmq"]
 T = TypeVar("T")
 
-SMALLEST_BYTES = record_bytes(1)
+SMALLEST_BYTES = 8192
 """Of a record: a page of header and one of payload."""
 
 _UCX_LIST = re.compile(r"[A-Za-z0-9_^:.,*?@-]{0,400}")
