@@ -28,7 +28,7 @@ from kvstore_sdk.backend import (
     UnavailableError,
     UnsupportedError,
 )
-from kvstore_sdk.isolation import IsolatedBackend, open_isolated
+from kvstore_sdk.isolation import IsolatedBackend, IsolationLimits, open_isolated
 from kvstore_sdk_backends.p2p import plane_names
 
 __all__ = ["LOOPBACK_DEVICE", "LOOPBACK_TLS", "NETWORK_TLS", "Plane", "Target"]
@@ -42,6 +42,8 @@ NETWORK_TLS = "tcp,self"
 """Without CMA, which passes by every network namespace and firewall."""
 
 _TARGET = "kvstore_sdk_backends.p2p.nixl_plane:open_plane"
+_LIMITS = IsolationLimits(restarts=300)
+"""Most ends are fences, of which a peer that comes and goes costs one each. At one in two seconds something else is wrong."""
 _CONTROL_S = 2.0
 """What the child answers from its own memory. Generous: it shares its cores with an engine."""
 _DROP_S = 0.5
@@ -86,7 +88,7 @@ class Plane:
         tls = tls or (LOOPBACK_TLS if devices == LOOPBACK_DEVICE else NETWORK_TLS)
         self._label = label
         try:
-            self._backend: IsolatedBackend = open_isolated(_TARGET, {"tls": tls}, location=devices, label=f"{label} nixl")
+            self._backend: IsolatedBackend = open_isolated(_TARGET, {"tls": tls}, location=devices, limits=_LIMITS, label=f"{label} nixl")
         except (BackendError, ConfigError) as cause:
             said = cause.problem if isinstance(cause, ConfigError) else cause
             raise UnsupportedError(f"{label}: nixl did not come up: {said}") from cause
