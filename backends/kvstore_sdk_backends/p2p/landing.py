@@ -68,7 +68,7 @@ class Landing:
         for get in gets:
             [buffer] = get.into
             if (index := places.get(buffer.region.id)) is None:
-                raise UnavailableError(f"p2p get {get.name}: {buffer.region!r} is not registered, or not with the data plane that is up")
+                raise UnavailableError(f"p2p get {get.name}: {buffer.region!r} is not registered (register_region) with this data plane")
             items.append((get.name, buffer.length, index, buffer.offset))
         size_bytes, touched = sum(get.size_bytes for get in gets), frozenset(get.into[0].region.id for get in gets)
         doubt = self._doubts.landing(generation, lambda: link.ended, size_bytes, touched)

@@ -350,7 +350,7 @@ def _target(number: int, generation: Any, agent: Any, regions: Any) -> Target:
 
 
 def _lookup(number: int, wait_ms: Any, names: Any) -> Lookup:
-    return Lookup(number, as_integer("wait", wait_ms, 0, MAX_WAIT_MS), as_names(names, MAX_NAMES))
+    return Lookup(number, as_integer("wait_ms", wait_ms, 0, MAX_WAIT_MS), as_names(names, MAX_NAMES))
 
 
 def _found(number: int, sizes: Any) -> Found:
