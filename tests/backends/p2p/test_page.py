@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("msgpack")
 
 from kvstore_sdk.vllm.hints import parse_hint
 from kvstore_sdk.vllm.options import parse_tier_options
+from kvstore_sdk_backends.p2p.backend import P2PBackend
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "backends" / "p2p.md").read_text()
@@ -42,7 +44,13 @@ def test_the_entries_are_accepted_and_the_requests_understood() -> None:
             # What of a node is shown alone is a part of its entry.
             tier = {"type": "kvstore", "module_path": "kvstore_sdk.vllm", "backend": "p2p", "location": "10.0.0.1:7400"}
             parse_tier_options("the entry", tier | entry)
-    assert len(entries) == 4
+    assert len(entries) == 5
+
+
+def test_all_that_is_counted_is_in_the_table(open_node: Callable[..., P2PBackend]) -> None:
+    table = PAGE.partition("| `what` | counts |\n|---|---|\n")[2].partition("\n\n")[0]
+    described = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(described) == sorted(open_node().counters())
 
 
 def test_the_lines_of_the_log_are_in_the_code() -> None:
@@ -50,6 +58,7 @@ def test_the_lines_of_the_log_are_in_the_code() -> None:
     quoted = re.findall(r"`([^`]+)`", table)
     assert len(quoted) > 8
     code = "".join(path.read_text() for path in (ROOT / "backends" / "kvstore_sdk_backends" / "p2p").glob("*.py"))
+    code += (ROOT / "kvstore_sdk" / "vllm" / "opening.py").read_text()
     for line in quoted:
         for part in re.split(r"\.\.\.|HOST:PORT|ADDRESS|\(\w+\)|, ", line):
             assert part.strip(" :") in code, line
