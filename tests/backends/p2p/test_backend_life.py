@@ -131,6 +131,29 @@ def test_each_peer_knows_a_node_by_another_name(open_node: Callable[..., P2PBack
         assert not node._node.is_own(node._node.id)
 
 
+def test_a_shelf_beside_host_memory_that_is_served_is_warned_of(
+    open_node: Callable[..., P2PBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    with_shelf, without = open_node(serve_bytes=1 << 20), open_node()
+    for node, lines in ((without, 0), (with_shelf, 1)):
+        node.serve(CountingSource({"v1/a": 100}))
+        assert len([text for text in caplog.messages if "serve_bytes: keeps a second copy of host memory" in text]) == lines
+
+
+def test_no_record_larger_than_the_shelf_is_promised(open_node: Callable[..., P2PBackend]) -> None:
+    assert open_node(serve_bytes=1 << 20).capabilities.max_record_bytes == 1 << 20
+    assert open_node(serve_bytes=1 << 20, max_record_bytes=8192).capabilities.max_record_bytes == 8192
+    assert open_node().capabilities.max_record_bytes == 1 << 30
+
+
+def test_options_that_have_no_effect_are_named_at_the_start(open_node: Callable[..., P2PBackend], caplog: pytest.LogCaptureFixture) -> None:
+    open_node()
+    assert "without effect" not in caplog.text
+    open_node(ucx_tls="tcp", data_path_trusted=True, data_ports="21000-21001", max_peers=4)
+    assert "backend p2p: data_path_trusted, ucx_tls: without effect, since data goes over zmq" in caplog.text
+    assert "backend p2p: data_ports: only 2 of max_peers 4 find a port at one time" in caplog.text
+
+
 def test_after_a_reset_nobody_finds_what_was_there_before(open_node: Callable[..., P2PBackend], region: Region) -> None:
     """Neither by a lease from before, which ends; also where the identity is the same again."""
     source = CountingSource({"v1/a": 100}, namespace="0" * 32, layout="layout")
@@ -189,7 +212,7 @@ def test_where_nixl_does_not_take_memory_records_come_over_zmq(
         node = open_node(peer.address)
         monkeypatch.setattr(node, "_landing", Refusing())
         monkeypatch.setattr(node, "_settings", dataclasses.replace(node._settings, data="auto"))
-        monkeypatch.setattr(node._node, "paths", lambda address: ("nixl", "zmq"))
+        monkeypatch.setattr(node._ways, "_usual", lambda address: ("nixl", "zmq"))
         assert node.exists(["v1/a"], soon()) == [False]
         node.register_region(region)
         wait_for(lambda: numbers(peer.asked, Hello) == 2)
@@ -213,7 +236,7 @@ def test_what_was_done_is_counted(owner: P2PBackend, asker: P2PBackend, region: 
     asker.get([Get("v1/a", (region.buffer(0, 1000),))], soon())
     counts = asker.counters()
     assert (counts["asked_lookups"], counts["asked_found"], counts["asked_loaded"], counts["asked_loaded_bytes"]) == (1, 1, 1, 1000)
-    assert (counts["peers_now"], counts["peers_up_now"], counts["doubt_bytes_now"]) == (1, 1, 0)
+    assert (counts["peers_now"], counts["peers_up_now"], counts["peers_nixl_now"], counts["doubt_bytes_now"]) == (1, 1, 0, 0)
     wait_for(lambda: owner.counters()["served_records_sent"] == 1)
 
 
