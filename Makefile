@@ -37,13 +37,17 @@ SUITE_TESTS = suites=$$($(ENV) suites) && KVSTORE_SUITES="$$suites" $(RUN) -m py
 # Object stores are slow, hang and are waited for, in processes of their own.
 STORE_TESTS = $(RUN) -m pytest tests/backends/s3 -n 3 --dist worksteal
 
+# Peers wait for each other, and are killed in processes and networks of their own.
+PEER_TESTS = $(RUN) -m pytest tests/backends/p2p -n 2 --dist worksteal
+
 # Two processes: an engine leaves threads and global state behind that would colour what is tested after it.
 # Each part runs even when one before it failed.
 test-core:
 	@$(ENV) engine
 	failed=0; \
-	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 -m "not long" || failed=1; \
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 --ignore=tests/backends/p2p -m "not long" || failed=1; \
 	$(STORE_TESTS) -m "not long" || failed=1; \
+	$(PEER_TESTS) -m "not long" || failed=1; \
 	$(SUITE_TESTS) -m "not long" || failed=1; \
 	exit $$failed
 
@@ -53,8 +57,9 @@ test-engine:
 
 test-all:
 	@$(ENV) engine
-	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3
+	$(RUN) -m pytest --ignore=tests/vllm --ignore=tests/conformance --ignore=tests/backends/s3 --ignore=tests/backends/p2p
 	$(STORE_TESTS)
+	$(PEER_TESTS)
 	$(SUITE_TESTS)
 	overlays=$$($(ENV) overlays) && KVSTORE_VLLM_OVERLAYS="$$overlays" $(RUN) -m pytest tests/vllm
 
