@@ -21,7 +21,7 @@ def open_p2p(
         int, Bounds(ge=0, le=1 << 44), "host memory for records that are stored here, to be served to peers; 0: none"
     ] = 0,
     data: Annotated[Data, "what moves records: nixl, or the sockets of zmq; auto: what both sides have and may use"] = "auto",
-    key_file: Annotated[str | None, "key of the group, made by kvstore keygen FILE; needed off loopback"] = None,
+    key_file: Annotated[str | None, "key of the group, made by kvstore keygen FILE: its whole path; needed off loopback"] = None,
     insecure: Annotated[bool, "off loopback without a key: whoever reaches the port reads and asks for KV"] = False,
     data_path_trusted: Annotated[bool, "let nixl move records off loopback, unencrypted, and open to whoever reaches its ports"] = False,
     fan_out: Annotated[int, Bounds(ge=1, le=64), "peers that are asked at once for what none is known to have"] = 4,
