@@ -21,6 +21,7 @@ from kvstore_sdk.format import HEADER_BYTES, Flaw, record_bytes, seal, verify
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
+from kvstore_sdk_backends.p2p import open_p2p
 from kvstore_sdk_backends.s3 import open_s3
 from kvstore_sdk_backends.s3.fsspec_client import FileSystemKind
 from kvstore_sdk_backends.s3.fsspec_opening import open_fsspec
@@ -68,11 +69,33 @@ def in_a_file_system(request: pytest.FixtureRequest) -> Backend:
     return open_fsspec(kind, "buck/kv", json.dumps({}), S3Settings(concurrency=4, retries=0))
 
 
+class AtAPeer:
+    """Stored by one node, and looked for by another that asks it."""
+
+    def __init__(self) -> None:
+        owner = open_p2p("127.0.0.1:0", serve_bytes=32 << 20, data="zmq")
+        asker = open_p2p("127.0.0.1:0", peers=str(owner.address), data="zmq")
+        self.capabilities = owner.capabilities
+        self.put, self.exists, self.get = owner.put, asker.exists, asker.get
+        self._nodes = (asker, owner)
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+
+def at_a_peer(request: pytest.FixtureRequest) -> Backend:
+    if importlib.util.find_spec("msgpack") is None:
+        pytest.skip("the extra p2p is not installed")
+    return AtAPeer()
+
+
 OPENERS: dict[str, Callable[[pytest.FixtureRequest], Backend]] = {
     "memory": in_memory,
     "fs": in_a_folder,
     "file": in_a_folder,
     "s3": in_a_bucket,
+    "p2p": at_a_peer,
     # One code for both; what differs is the file system of fsspec below.
     "gs": in_a_file_system,
     "abfs": in_a_file_system,
