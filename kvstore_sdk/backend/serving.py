@@ -105,7 +105,8 @@ class Hint:
             Empty: wait for all.
 
     Raises:
-        ConfigError: the address is empty or longer than 1,024 characters, or the time is negative or longer than a day.
+        ConfigError: the address is empty or longer than 1,024 characters, the time is negative or longer than a day, or `until` is no
+            tuple of names.
     """
 
     peer: str
@@ -118,6 +119,8 @@ class Hint:
         number = isinstance(self.wait_s, (int, float)) and not isinstance(self.wait_s, bool)
         if not number or not math.isfinite(self.wait_s) or not 0 <= self.wait_s <= _LONGEST_WAIT_S:
             raise ConfigError("hint", "wait_s", f"must be a number of seconds from 0 to {_LONGEST_WAIT_S:.0f}")
+        if not isinstance(self.until, tuple) or not all(isinstance(name, str) for name in self.until):
+            raise ConfigError("hint", "until", "must be a tuple of names of records")
 
 
 @runtime_checkable

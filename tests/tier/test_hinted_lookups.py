@@ -29,6 +29,12 @@ def test_a_hint_without_an_address_is_refused(peer: Any) -> None:
         Hint(peer)
 
 
+@pytest.mark.parametrize("until", ["v1/a", ["v1/a"], (b"v1/a",), None])
+def test_a_hint_whose_chain_is_no_tuple_of_names_is_refused(until: Any) -> None:
+    with pytest.raises(ConfigError, match=r"hint: until: must be a tuple of names"):
+        Hint("peer:1", 5.0, until)
+
+
 @pytest.mark.parametrize("wait_s", [-0.1, float("nan"), float("inf"), 86_401, True, "5", None])
 def test_a_hint_with_an_impossible_wait_is_refused(wait_s: Any) -> None:
     with pytest.raises(ConfigError, match=r"hint: wait_s: must be a number of seconds from 0 to 86400"):
@@ -191,21 +197,23 @@ def asked(table: Table, some: list[bytes]) -> list[Probe]:
 
 
 @pytest.mark.parametrize(
-    ("of", "order", "last"),
+    ("of", "order", "chain"),
     [
-        (groups(0), keys(3), key(2)),
+        (groups(0), keys(3), keys(3)),
         # Of a group with a window only the end may ever be there, and it is asked for first.
-        (groups(0, 512), keys(3) + keys(3, group=1)[::-1], key(2)),
-        (groups(512, 0), keys(3, group=1) + keys(3)[::-1], key(2, 1)),
-        (groups(0, 0), keys(3) + keys(2, group=1), key(2)),
-        (groups(512), keys(3)[::-1], key(2)),
-        (groups(0, state=0), keys(3)[::-1], key(2)),
+        (groups(0, 512), keys(3) + keys(3, group=1)[::-1], keys(3)),
+        (groups(512, 0), keys(3, group=1) + keys(3)[::-1], keys(3, group=1)),
+        (groups(0, 0), keys(3) + keys(2, group=1), keys(3)),
+        (groups(512), keys(3)[::-1], [key(2)]),
+        (groups(0, state=0), keys(3)[::-1], [key(2)]),
     ],
 )
-def test_a_wait_ends_with_what_comes_last_of_a_chain(of: tuple[GroupIdentity, ...], order: list[bytes], last: bytes, table: Table) -> None:
+def test_a_wait_is_for_a_chain_that_can_be_whole(
+    of: tuple[GroupIdentity, ...], order: list[bytes], chain: list[bytes], table: Table
+) -> None:
     meaning = identity(groups=of)
     hint = Waits(meaning).hint(meaning.namespace, asked(table, order), table.clock_s)
-    assert hint == Hint("peer:1", 5.0, ChunkKey.from_engine(meaning.namespace, last).name)
+    assert hint == Hint("peer:1", 5.0, tuple(ChunkKey.from_engine(meaning.namespace, one).name for one in chain))
 
 
 def test_a_request_waits_once_however_often_it_asks(table: Table) -> None:

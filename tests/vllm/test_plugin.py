@@ -124,6 +124,8 @@ def test_loggers_that_the_operator_set_up_are_left_alone(package: str, monkeypat
                 patch.setattr(ours, each, value if each == name else default)
             compat.borrow_logging()
             assert getattr(ours, name) == value
+    # Loggers remember what they may say: they are told that it is over.
+    ours.setLevel(ours.level)
 
 
 def test_a_vllm_without_tiers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
