@@ -116,16 +116,20 @@ def test_no_line_comes_twice_when_the_root_logger_is_set_up_later() -> None:
 @pytest.mark.parametrize("package", ["kvstore_sdk", "kvstore_sdk_backends"])
 def test_loggers_that_the_operator_set_up_are_left_alone(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = logging.getLogger(package), logging.getLogger("vllm")
+    both = [logging.getLogger(name) for name in ("kvstore_sdk", "kvstore_sdk_backends")]
     monkeypatch.setattr(theirs, "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for name, value in {"handlers": [logging.NullHandler()], "level": logging.ERROR, "propagate": False}.items():
         with monkeypatch.context() as patch:
             for each, default in {"handlers": [], "level": logging.NOTSET, "propagate": True}.items():
-                patch.setattr(ours, each, value if each == name else default)
+                for logger in both:
+                    # The other one borrows, and gives back at the end.
+                    patch.setattr(logger, each, value if each == name and logger is ours else default)
             compat.borrow_logging()
             assert getattr(ours, name) == value
-    # Loggers remember what they may say: they are told that it is over.
-    ours.setLevel(ours.level)
+    for logger in both:
+        # Loggers remember what they may say: they are told that it is over.
+        logger.setLevel(logger.level)
 
 
 def test_a_vllm_without_tiers_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
