@@ -32,7 +32,7 @@ from kvstore_sdk.backend.results import (
     Ticket,
     Usage,
 )
-from kvstore_sdk.backend.serving import Hint, Loan, RecordSource, SupportsHints, SupportsIdentity, SupportsServe
+from kvstore_sdk.backend.serving import Hint, Loan, RecordSource, SupportsHints, SupportsIdentity, SupportsReports, SupportsServe
 from kvstore_sdk.errors import (
     Advice,
     BackendError,
@@ -92,6 +92,7 @@ __all__ = [
     "SupportsIdentity",
     "SupportsList",
     "SupportsRegions",
+    "SupportsReports",
     "SupportsServe",
     "SupportsSettle",
     "SupportsUsage",

@@ -1,7 +1,7 @@
 """Optional surfaces of backends that give records to others while the engine is busy, and ask whom a request names.
 
-The methods of `SupportsServe`, `SupportsIdentity` and `SupportsHints` are called from any thread of the SDK's, and must not wait. Whatever
-one raises is logged and survived.
+The methods of `SupportsServe`, `SupportsIdentity`, `SupportsHints` and `SupportsReports` are called from any thread of the SDK's, and must
+not wait. Whatever one raises is logged and survived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from kvstore_sdk.backend.region import Buffer
 from kvstore_sdk.errors import ConfigError
 
-__all__ = ["Hint", "Loan", "RecordSource", "SupportsHints", "SupportsIdentity", "SupportsServe"]
+__all__ = ["Hint", "Loan", "RecordSource", "SupportsHints", "SupportsIdentity", "SupportsReports", "SupportsServe"]
 
 _LONGEST_WAIT_S = 86_400.0
 _LONGEST_PEER = 1024
@@ -130,4 +130,14 @@ class SupportsHints(Protocol):
     def hint(self, names: Sequence[str], hint: Hint) -> None:
         """Whom to ask, and how long to wait, in the `exists` of these names that follows on this thread. That one has a deadline of half a
         second more than `wait_s` at least, but for what it had to wait for a thread; not there by then is False, and no failure."""
+        ...
+
+
+@runtime_checkable
+class SupportsReports(Protocol):
+    """For backends that have a record from one of several places, and can go elsewhere when it is no good."""
+
+    def report_corrupt(self, names: Sequence[str]) -> None:
+        """What the last `get` of each of these names gave as FOUND failed its verification. A second `get` may follow at once, and is as
+        good as a place that has it whole."""
         ...

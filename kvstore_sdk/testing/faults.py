@@ -15,7 +15,7 @@ __all__ = ["OPS", "PER_ITEM", "TIMED", "Action", "Call", "Fault", "Proceed"]
 
 PER_ITEM = frozenset({"exists", "put", "get", "delete", "settle"})
 TIMED = PER_ITEM | {"list", "usage"}
-OPS = TIMED | {"close", "register_region", "unregister_region", "serve", "use_identity", "hint"}
+OPS = TIMED | {"close", "register_region", "unregister_region", "serve", "use_identity", "hint", "report_corrupt"}
 """Every operation that a fault can hit."""
 
 Proceed = Callable[[Sequence[Any]], Any]

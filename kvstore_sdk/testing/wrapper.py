@@ -25,6 +25,7 @@ from kvstore_sdk.backend import (
     SupportsIdentity,
     SupportsList,
     SupportsRegions,
+    SupportsReports,
     SupportsServe,
     SupportsSettle,
     SupportsUsage,
@@ -64,6 +65,8 @@ class BackendWrapper:
             self.use_identity = self._use_identity
         if isinstance(inner, SupportsHints):
             self.hint = self._hint
+        if isinstance(inner, SupportsReports):
+            self.report_corrupt = self._report_corrupt
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,6 +146,10 @@ class BackendWrapper:
     def _hint(self, names: Sequence[str], hint: Hint) -> None:
         inner: Any = self.inner
         self.around("hint", names, None, lambda items: inner.hint(items, hint))
+
+    def _report_corrupt(self, names: Sequence[str]) -> None:
+        inner: Any = self.inner
+        self.around("report_corrupt", names, None, lambda items: inner.report_corrupt(items))
 
 
 def item_name(item: object) -> str:

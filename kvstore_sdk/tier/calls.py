@@ -33,6 +33,7 @@ from kvstore_sdk.backend import (
     ReadOnlyError,
     SupportsDelete,
     SupportsHints,
+    SupportsReports,
     SupportsSettle,
     ThrottledError,
     Ticket,
@@ -75,6 +76,7 @@ class Calls:
         self._settles = isinstance(backend, SupportsSettle)
         self._deletes = isinstance(backend, SupportsDelete)
         self.takes_hints = isinstance(backend, SupportsHints)
+        self._takes_reports = isinstance(backend, SupportsReports)
         self._metrics = metrics
         self._label = label
         self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
@@ -92,12 +94,21 @@ class Calls:
     def hint(self, names: Sequence[str], hint: Hint) -> None:
         """Say whom to ask in the call of `exists` that follows on this thread. Raises nothing, and does not wait."""
         backend: Any = self.backend
+        self._tell("hint", names[0], lambda: backend.hint(list(names), hint))
+
+    def report_corrupt(self, name: str) -> None:
+        """Say that what the last `get` of this name gave is corrupt. Raises nothing, and does not wait."""
+        if self._takes_reports:
+            backend: Any = self.backend
+            self._tell("report_corrupt", name, lambda: backend.report_corrupt([name]))
+
+    def _tell(self, operation: str, name: str, tell: Callable[[], object]) -> None:
         try:
-            backend.hint(list(names), hint)
+            tell()
         except BaseException as error:  # noqa: BLE001  # as below
-            failure = UnavailableError(f"{self._label} hint: raised {type(error).__name__}: {text_of(error)}")
+            failure = UnavailableError(f"{self._label} {operation}: raised {type(error).__name__}: {text_of(error)}")
             failure.__cause__ = error
-            self._failed("hint", names[0], failure, 0.0)
+            self._failed(operation, name, failure, 0.0)
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> Asked[PutResult]:
         def right(answer: Any) -> bool:

@@ -153,7 +153,10 @@ class Loads:
         if not self._settings.verify:
             return None
         flaw = self._records.flaw(item, key, get.into[0])
-        return None if flaw is None else _Bad(flaw)
+        if flaw is None:
+            return None
+        self._calls.report_corrupt(key.name)
+        return _Bad(flaw)
 
     def _deliver(self, batch: Batch, item: Item, key: ChunkKey, get: Get) -> None:
         if self._settings.verify:

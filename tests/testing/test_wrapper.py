@@ -18,6 +18,7 @@ from kvstore_sdk.backend import (
     SupportsIdentity,
     SupportsList,
     SupportsRegions,
+    SupportsReports,
     SupportsServe,
     SupportsSettle,
     SupportsUsage,
@@ -34,6 +35,7 @@ SURFACES = [
     SupportsServe,
     SupportsIdentity,
     SupportsHints,
+    SupportsReports,
     SupportsCounters,
 ]
 WRAPPERS = [BackendWrapper, FaultyBackend, RecordingBackend]
@@ -74,6 +76,9 @@ class Full(Bare):
     def hint(self, names: Any, hint: Hint) -> None:
         self.called.append(("hint", (list(names), hint)))
 
+    def report_corrupt(self, names: Any) -> None:
+        self.called.append(("report", list(names)))
+
     def counters(self) -> dict[str, int]:
         return {"calls": len(self.called)}
 
@@ -102,12 +107,14 @@ def test_every_surface_passes_through(wrapper: type[BackendWrapper], inner: Any,
     backend.use_identity("n" * 32, "layout")
     backend.serve(source)
     backend.hint(["a", "b"], Hint("peer:1", 2.0))
+    backend.report_corrupt(["a"])
     assert full.called == [
         ("register", bench.region),
         ("unregister", bench.region),
         ("identity", ("n" * 32, "layout")),
         ("serve", source),
         ("hint", (["a", "b"], Hint("peer:1", 2.0))),
+        ("report", ["a"]),
     ]
     assert backend.capabilities == inner.capabilities
 

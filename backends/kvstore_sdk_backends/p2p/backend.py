@@ -230,6 +230,12 @@ class P2PBackend:
                 self._hint_said_s = now_s
                 logger.warning("p2p: a request names a peer that cannot be asked: %s", cause)
 
+    def report_corrupt(self, names: Sequence[str]) -> None:
+        """What is on the own shelf leaves it. Whoever gave the others is asked after all other peers for a while, for them and for anything
+        else."""
+        if self._refused("report_corrupt") is None:
+            self._loop.call_soon(self._lookups.suspect, [name for name in names if self._shelf is None or not self._shelf.drop(name)])
+
     def close(self) -> None:
         self._closed = True
         if os.getpid() != self._pid:

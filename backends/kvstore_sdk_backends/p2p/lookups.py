@@ -14,6 +14,7 @@ from kvstore_sdk_backends.p2p.messages import MAX_WAIT_MS, Found, Lookup, Releas
 from kvstore_sdk_backends.p2p.peer import Peer
 from kvstore_sdk_backends.p2p.peers import Peers
 from kvstore_sdk_backends.p2p.places import Places
+from kvstore_sdk_backends.p2p.suspects import Suspects
 
 __all__ = ["Hunt", "Lookups"]
 
@@ -64,9 +65,10 @@ class Lookups:
         self._hints = hints
         self._fan_out = fan_out
         self._answer_timeout_s = answer_timeout_s
+        self._suspects = Suspects()
         # Those that nobody waits for any more: what they find has to be released.
         self._asking: set[asyncio.Task[None]] = set()
-        self.counts = {"lookups": 0, "lookup_timeouts": 0, "lookup_failures": 0, "found": 0, "released": 0}
+        self.counts = {"lookups": 0, "lookup_timeouts": 0, "lookup_failures": 0, "found": 0, "released": 0, "corrupt": 0}
 
     async def find(
         self,
@@ -92,6 +94,14 @@ class Lookups:
             await self._ask_all(hunt, until_s)
         return hunt
 
+    def suspect(self, names: Sequence[str]) -> None:
+        """These records came, and are corrupt: forget where they were, and who was named for them, and ask others first."""
+        self._hints.forget(names)
+        for name in names:
+            if (peer := self._places.forget(name)) is not None:
+                self.counts["corrupt"] += 1
+                self._suspects.note(peer)
+
     def _keep(self, ask: asyncio.Task[None]) -> asyncio.Task[None]:
         self._asking.add(ask)
         ask.add_done_callback(self._asking.discard)
@@ -99,10 +109,15 @@ class Lookups:
 
     async def _ask_all(self, hunt: Hunt, until_s: float) -> None:
         live = await self._peers.live(min(until_s, time.monotonic() + self._answer_timeout_s))
-        waiting = deque(peer for peer in live if peer not in hunt.avoid)
         if not live:
             hunt.fail(UnavailableError(f"no peer can be asked now: {self._peers.why_none()}"))
             return
+        for suspect in (False, True):
+            if hunt.missing:
+                await self._ask_these([peer for peer in live if (peer in self._suspects) is suspect], hunt, until_s)
+
+    async def _ask_these(self, peers: Sequence[Peer], hunt: Hunt, until_s: float) -> None:
+        waiting = deque(peer for peer in peers if peer not in hunt.avoid)
         running: set[asyncio.Task[None]] = set()
         while hunt.missing and (waiting or running):
             while waiting and len(running) < self._fan_out:

@@ -48,8 +48,10 @@ class Places:
             return None
         return place
 
-    def forget(self, name: str) -> None:
-        self._places.pop(name, None)
+    def forget(self, name: str) -> Peer | None:
+        """Returns who had it, also where the session in which that was known is over."""
+        place = self._places.pop(name, None)
+        return place.peer if place is not None else None
 
     def clear(self) -> None:
         self._places.clear()
