@@ -58,51 +58,54 @@ def test_data_sockets_take_a_free_port_of_the_range_and_say_when_there_is_none(c
 
 
 class Relay:
-    """Passes on what comes to 127.0.0.1 to the same port of 127.0.0.2, and keeps it."""
+    """Passes on what comes to 127.0.0.1 to the same port of 127.0.0.2, and keeps it.
+
+    Its sockets block, and end by being shut down: two threads have each of them, and a time-out would be set for both.
+    """
 
     def __init__(self, ports: list[int]) -> None:
         self.seen = bytearray()
-        self._over = threading.Event()
-        self._sockets = [socket.create_server(("127.0.0.1", port)) for port in ports]
-        self._threads = [threading.Thread(target=self._accept, args=(server,)) for server in self._sockets]
-        for thread in self._threads:
+        self._listening = [socket.create_server(("127.0.0.1", port)) for port in ports]
+        self._passing: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = [threading.Thread(target=self._accept, args=(server,)) for server in self._listening]
+        for thread in self._accepting:
             thread.start()
 
     def close(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-        for one in self._sockets:
-            one.close()
+        for sockets, threads in ((self._listening, self._accepting), (self._passing, self._threads)):
+            for one in sockets:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for one in sockets:
+                one.close()
 
     def _accept(self, server: socket.socket) -> None:
-        server.settimeout(0.05)
         port = server.getsockname()[1]
-        while not self._over.is_set():
-            with suppress(TimeoutError):
+        while True:
+            try:
                 asker, _ = server.accept()
+            except OSError:
+                return
+            self._passing.append(asker)
+            try:
                 owner = socket.create_connection(("127.0.0.2", port))
-                self._sockets += [asker, owner]
-                for source, target in ((asker, owner), (owner, asker)):
-                    passing = threading.Thread(target=self._pass, args=(source, target))
-                    self._threads.append(passing)
-                    passing.start()
+            except OSError:
+                asker.shutdown(socket.SHUT_RDWR)
+                continue
+            self._passing.append(owner)
+            for source, target in ((asker, owner), (owner, asker)):
+                passing = threading.Thread(target=self._pass, args=(source, target))
+                self._threads.append(passing)
+                passing.start()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        source.settimeout(0.05)
-        while not self._over.is_set():
-            try:
-                some = source.recv(1 << 16)
-                if not some:
-                    break
+        with suppress(OSError):
+            while some := source.recv(1 << 16):
                 self.seen += some
-                target.setblocking(True)
                 target.sendall(some)
-                source.settimeout(0.05)
-            except TimeoutError:
-                continue
-            except OSError:
-                break
         for one in (source, target):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
