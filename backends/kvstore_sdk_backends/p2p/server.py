@@ -233,7 +233,7 @@ class Server:
             self._refuse(identity, hello.number, code, text)
             return
         replaced = self._sessions.replaced_by(identity, fd)
-        if self._sessions.full and not replaced and not self._make_room(host):
+        if self._sessions.full and not replaced and not self._make_room(host, hello.node):
             self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
         path = path_for(hello, offered)
@@ -252,7 +252,7 @@ class Server:
         for old in replaced:
             self._end(old, "")
         session = Session(identity, fd, host, hello.node, path, sender, self._limits)
-        session.heard_s = time.monotonic()
+        session.began_s = session.heard_s = time.monotonic()
         self._sessions.add(session)
         self._counts["sessions"] += 1
         self._guard.welcome(frame)
@@ -261,12 +261,13 @@ class Server:
         """The ways that data may take now."""
         return tuple(path for path in self._paths if path != "nixl" or self._targets is None or self._targets.up)
 
-    def _make_room(self, host: str) -> bool:
+    def _make_room(self, host: str, node: bytes) -> bool:
+        now_s = time.monotonic()
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
-        if (idle := self._sessions.idlest(time.monotonic(), busy)) is not None:
+        if (idle := self._sessions.idlest(now_s, busy)) is not None:
             self._end(idle, "it was idle, and another peer needs its place")
-        elif (one := self._sessions.of_the_greediest(host)) is not None:
-            self._end(one, "its host has the most sessions, and another host needs a place")
+        elif (one := self._sessions.of_the_greediest(host, node, now_s, busy)) is not None:
+            self._end(one, "its host has the most sessions, and another peer needs a place")
         return not self._sessions.full
 
     def _end(self, session: Session, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.p2p.data_path import Sender
@@ -80,7 +80,7 @@ class Session:
         self.fetching = 0
         self.items = 0
         self.bad_frames = 0
-        self.heard_s = 0.0
+        self.began_s = self.heard_s = 0.0
         self.ended = False
 
     def __repr__(self) -> str:
@@ -94,6 +94,7 @@ class Sessions:
         self._limits = limits
         self._by_identity: dict[bytes, Session] = {}
         self._by_fd: dict[int, Session] = {}
+        self._turned_s = -float("inf")
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -149,12 +150,31 @@ class Sessions:
         ]
         return min(idle, key=lambda session: (-hosts[session.host], session.heard_s), default=None)
 
-    def of_the_greediest(self, host: str) -> Session | None:
-        """The one that gives way to a new one of `host` where none is idle: of the host that has most sessions, and still has more than the
-        other one without it, the most silent, and of those that are not being sent to if there is one."""
+    def of_the_greediest(self, host: str, node: bytes, now_s: float, busy: set[bytes]) -> Session | None:
+        """The one that gives way to a new one of `node` where none is idle: of the host that has most sessions, and still has more than the
+        other one without it; the most silent of those that hold least.
+
+        Where that is the host of the new one, and has more than half of all there may be: of its node that has most, likewise. Where no node
+        has more than another one without any, they take turns, one every `idle_s`: any process of a host may call itself a new node.
+        """
         hosts = Counter(session.host for session in self)
         greediest, most = max(hosts.items(), key=lambda one: one[1], default=("", 0))
-        if most <= hosts[host] + 1:
+        if most > hosts[host] + 1:
+            return _least([session for session in self if session.host == greediest], busy)
+        if 2 * hosts[host] <= self._limits.max_sessions:
             return None
-        own = (session for session in self if session.host == greediest)
-        return min(own, key=lambda session: (bool(session.fetching), session.heard_s))
+        own = [session for session in self if session.host == host]
+        nodes = Counter(session.node for session in own)
+        busiest, most = nodes.most_common(1)[0]
+        if most > nodes[node] + 1:
+            return _least([session for session in own if session.node == busiest], busy)
+        if nodes[node] or now_s - self._turned_s < self._limits.idle_s:
+            return None
+        one = _least([session for session in own if now_s - session.began_s >= self._limits.idle_s], busy)
+        if one is not None:
+            self._turned_s = now_s
+        return one
+
+
+def _least(sessions: Sequence[Session], busy: set[bytes]) -> Session | None:
+    return min(sessions, key=lambda session: (bool(session.fetching), session.id in busy, session.heard_s), default=None)

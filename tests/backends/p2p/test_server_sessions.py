@@ -218,3 +218,35 @@ def test_an_asker_that_connects_again_and_again_is_served_at_last_in_one_session
                 last.close()
 
     run(test)
+
+
+def test_whoever_takes_all_places_and_asks_in_each_keeps_nobody_out() -> None:
+    """Each under another name, so that it cannot be told from as many peers of one host."""
+
+    async def test() -> None:
+        async with serving(CountingSource({"a": 100}), max_sessions=4, idle_s=0.5) as s:
+            hog = [s.asker() for _ in range(4)]
+            for one in hog:
+                await one.hello()
+            over = asyncio.Event()
+
+            async def ask_in_each() -> None:
+                while not over.is_set():
+                    for number, one in enumerate(hog):
+                        await one.send(encode(Lookup(number + 1, 0, ("none",))))
+                    await asyncio.sleep(0.05)
+
+            asking = asyncio.ensure_future(ask_in_each())
+            try:
+                good = s.asker()
+                end_s = time.monotonic() + 20
+                while isinstance(await good.ask(hello(good), object), Refused):
+                    assert time.monotonic() < end_s
+                    await asyncio.sleep(0.05)
+                assert await good.look_up("a") == (100,)
+                assert s.counts["sessions_now"] == 4
+            finally:
+                over.set()
+                await asking
+
+    run(test)

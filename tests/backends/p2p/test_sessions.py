@@ -17,8 +17,8 @@ from kvstore_sdk_backends.p2p.messages import Target
 from kvstore_sdk_backends.p2p.sessions import Room, Session, Sessions
 
 
-def session_of(number: int, host: str = "10.0.0.1", heard_s: float = 0.0) -> Session:
-    made = Session(b"c%d" % number, number, host, b"n%d" % number, "zmq", None, Limits())
+def session_of(number: int, host: str = "10.0.0.1", heard_s: float = 0.0, node: bytes = b"") -> Session:
+    made = Session(b"c%d" % number, number, host, node or b"n%d" % number, "zmq", None, Limits())
     made.heard_s = heard_s
     return made
 
@@ -137,17 +137,58 @@ def test_where_none_is_idle_the_host_with_most_sessions_gives_one_to_another() -
     async def test() -> None:
         many = [session_of(number, "10.0.0.9", 50.0 + number) for number in range(3)]
         sessions = sessions_with(session_of(10, "10.0.0.1"), *many)
-        assert sessions.of_the_greediest("10.0.0.2") is many[0]
+        assert sessions.of_the_greediest("10.0.0.2", b"new", 100.0, set()) is many[0]
         many[0].fetching = 1
-        assert sessions.of_the_greediest("10.0.0.1") is many[1]
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 100.0, set()) is many[1]
         # Not to one more of its own, nor where it had no more than the other then.
-        assert sessions.of_the_greediest("10.0.0.9") is None
+        assert sessions.of_the_greediest("10.0.0.9", b"new", 100.0, set()) is None
         sessions.remove(many[1])
-        assert sessions.of_the_greediest("10.0.0.1") is None
-        assert sessions.of_the_greediest("10.0.0.2") is many[2]
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 100.0, set()) is None
+        assert sessions.of_the_greediest("10.0.0.2", b"new", 100.0, set()) is many[2]
         sessions.remove(many[2])
-        assert sessions.of_the_greediest("10.0.0.2") is None
-        assert sessions_with().of_the_greediest("10.0.0.2") is None
+        assert sessions.of_the_greediest("10.0.0.2", b"new", 100.0, set()) is None
+        assert sessions_with().of_the_greediest("10.0.0.2", b"new", 100.0, set()) is None
+
+    run(test)
+
+
+def test_of_one_host_the_node_that_has_most_sessions_gives_one_to_another() -> None:
+    async def test() -> None:
+        many = [session_of(number, heard_s=50.0 + number, node=b"greedy") for number in range(3)]
+        sessions = sessions_with(session_of(10, heard_s=1.0), *many, max_sessions=4, idle_s=5.0)
+        many[0].fetching = 1
+        for _ in range(2):
+            assert sessions.of_the_greediest("10.0.0.1", b"new", 100.0, set()) is many[1]
+        # Not to one more of its own.
+        assert sessions.of_the_greediest("10.0.0.1", b"greedy", 100.0, set()) is None
+
+    run(test)
+
+
+def test_nodes_of_a_host_that_has_most_of_all_sessions_take_turns() -> None:
+    """Whoever opens many sessions, each as another node, and asks something in each now and then, keeps nobody out."""
+
+    async def test() -> None:
+        own = [session_of(number, heard_s=50.0 + number) for number in range(4)]
+        sessions = sessions_with(*own, max_sessions=4, idle_s=5.0)
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 100.0, set()) is own[0]
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 104.9, set()) is None
+        own[0].heard_s = 99.0
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 105.0, {own[1].id}) is own[2]
+        # Who has just got a place keeps it as long.
+        for session in own:
+            session.began_s = 108.0
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 112.0, set()) is None
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 113.0, set()) is own[1]
+
+    run(test)
+
+
+def test_hosts_that_have_one_session_each_keep_it() -> None:
+    async def test() -> None:
+        sessions = sessions_with(*(session_of(number, f"10.0.0.{number}") for number in range(4)), max_sessions=4)
+        assert sessions.of_the_greediest("10.0.0.1", b"new", 100.0, set()) is None
+        assert sessions.of_the_greediest("10.0.0.9", b"new", 100.0, set()) is None
 
     run(test)
 
