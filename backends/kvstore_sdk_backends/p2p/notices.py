@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 __all__ = ["Notices"]
 
@@ -29,6 +29,11 @@ class Notices:
             del self._said[next(iter(self._said))]
         self._said[key] = now, 0
         return unsaid
+
+    def say(self, log: Callable[..., None], key: Hashable, text: str, *arguments: object) -> None:
+        """Have it logged if it is due, together with how many were not."""
+        if (unsaid := self.due(key)) is not None:
+            log(f"{text}%s", *arguments, self.more(unsaid))
 
     @staticmethod
     def more(unsaid: int) -> str:

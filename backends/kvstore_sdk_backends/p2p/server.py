@@ -20,6 +20,7 @@ from kvstore_sdk_backends.p2p.leases import Leases
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import (
     BUSY,
+    FAILED,
     MAX_ITEMS,
     MAX_NAMES,
     VERSION,
@@ -103,7 +104,6 @@ class Server:
         self._fetches = Fetches(self._leases, plane, self._workers, limits, self._end)
         self._notices = Notices()
         self._steps = Steps(label)
-        self._waiting = asyncio.Event()
         self._closed = False
         self._taking = False
         self._counts = dict.fromkeys(("sessions", "lookups", "fetches", "refused", "bad_frames"), 0)
@@ -114,7 +114,7 @@ class Server:
 
     async def run(self) -> None:
         """Answer look-ups that wait, and end leases, until it is cancelled."""
-        await asyncio.gather(self._look(), self._expire())
+        await asyncio.gather(self._waits.run(self._safely), self._expire())
 
     async def close(self) -> None:
         """End all sessions and give all loans back, within `close_s`. Idempotent.
@@ -188,7 +188,12 @@ class Server:
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
         else:
             session.heard_s = time.monotonic()
-            self._of_session(session, message)
+            try:
+                self._of_session(session, message)
+            except Exception:
+                self._mishap("a message could not be answered")
+                if number := getattr(message, "number", 0):
+                    self._refuse(identity, number, "busy", "this node failed to answer; its log says why")
 
     def _of_session(self, session: Session, message: object) -> None:
         match message:
@@ -209,8 +214,7 @@ class Server:
         if session is None:
             # Whoever it is has not said Hello, and is not worth an answer. The guard ends connections that stay without a session: not this
             # one at once, whose descriptor may be another's by now.
-            if (unsaid := self._notices.due("no session")) is not None:
-                logger.warning("%s: dropped what is no message: %s%s", self._label, error, Notices.more(unsaid))
+            self._notices.say(logger.warning, "no session", "%s: dropped what is no message: %s", self._label, error)
             return
         session.bad_frames += 1
         self._refuse(identity, 0, "invalid", str(error))
@@ -228,8 +232,8 @@ class Server:
             return
         if (refusal := why_unfit(hello, self._is_own, self._sources, offered := self._offered(), self._paths)) is not None:
             code, text = refusal
-            if code != "self" and (unsaid := self._notices.due((host, code))) is not None:
-                logger.warning("%s: refused %s: %s%s", self._label, host, text, Notices.more(unsaid))
+            if code != "self":
+                self._notices.say(logger.warning, (host, code), "%s: refused %s: %s", self._label, host, text)
             self._refuse(identity, hello.number, code, text)
             return
         replaced = self._sessions.replaced_by(identity, fd)
@@ -262,12 +266,9 @@ class Server:
         return tuple(path for path in self._paths if path != "nixl" or self._targets is None or self._targets.up)
 
     def _make_room(self, host: str, node: bytes) -> bool:
-        now_s = time.monotonic()
         busy = {session.id for session in self._sessions if self._leases.leases_of(session.id) or self._waits.waits_of(session.id)}
-        if (idle := self._sessions.idlest(now_s, busy)) is not None:
-            self._end(idle, "it was idle, and another peer needs its place")
-        elif (one := self._sessions.of_the_greediest(host, node, now_s, busy)) is not None:
-            self._end(one, "its host has the most sessions, and another peer needs a place")
+        if (given_up := self._sessions.to_give_up(host, node, time.monotonic(), busy)) is not None:
+            self._end(*given_up)
         return not self._sessions.full
 
     def _end(self, session: Session, reason: str) -> None:
@@ -282,8 +283,7 @@ class Server:
             session.sender.close()
         self._guard.part(session.fd)
         if reason:
-            if (unsaid := self._notices.due((session.host, reason))) is not None:
-                logger.info("%s: session with %s ended: %s%s", self._label, session.host, reason, Notices.more(unsaid))
+            self._notices.say(logger.info, (session.host, reason), "%s: session with %s ended: %s", self._label, session.host, reason)
             self._put(session.identity, Goodbye())
         if session.target is not None and self._targets is not None and not self._closed:
             self._steps.start(self._targets.drop(session))
@@ -296,7 +296,6 @@ class Server:
         if lookup.wait_ms and self._sources and not all(self._leases.sizes(lookup.names)):
             until_s = time.monotonic() + min(lookup.wait_ms / 1000, self._limits.max_wait_s)
             if self._waits.add(session.id, lookup.names, until_s, partial(self._answer, session, lookup)):
-                self._waiting.set()
                 return
         self._answer(session, lookup)
 
@@ -317,6 +316,12 @@ class Server:
     async def _move(self, session: Session, fetch: Fetch) -> None:
         try:
             result = await self._fetches.run(session, fetch)
+        except Exception:
+            self._mishap("a transfer failed")
+            if session.path == "nixl":
+                # It may still land, and nobody here knows when it does not any more.
+                self._end(session, "a transfer to it failed")
+            result = Result(fetch.number, ((FAILED, 0),) * len(fetch.items))
         finally:
             session.fetching -= 1
             session.items -= len(fetch.items)
@@ -336,7 +341,11 @@ class Server:
             self._steps.start(self._admit(session, self._targets, target, before))
 
     async def _admit(self, session: Session, targets: Targets, target: Target, before: Sequence[Session]) -> None:
-        refusal = await targets.admit(session, target, before)
+        try:
+            refusal = await targets.admit(session, target, before)
+        except Exception:
+            self._mishap("a target could not be read")
+            refusal = "busy", "this node failed to read it; its log says why"
         if session.ended:
             return
         if refusal is None:
@@ -366,16 +375,6 @@ class Server:
 
     # What goes on by itself.
 
-    async def _look(self) -> None:
-        while True:
-            await self._waiting.wait()
-            while len(self._waits):
-                began_s = time.monotonic()
-                self._safely(self._waits.look)
-                # However many wait, looking takes a tenth of the loop's time at most.
-                await asyncio.sleep(max(self._limits.wait_poll_s, 9 * (time.monotonic() - began_s)))
-            self._waiting.clear()
-
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._limits.lease_s / 10))
@@ -388,4 +387,8 @@ class Server:
             step(time.monotonic())
         except Exception:
             # Of a source, which raises nothing by its contract; the next look may do better.
-            logger.exception("%s: records could not be looked at", self._label)
+            self._mishap("records could not be looked at")
+
+    def _mishap(self, what: str) -> None:
+        """Log an exception that is a fault of this node's, or of a source's. Whoever asked is answered, and need not wait for a deadline."""
+        self._notices.say(logger.exception, what, "%s: %s", self._label, what)

@@ -137,6 +137,21 @@ class Sessions:
     def full(self) -> bool:
         return len(self) >= self._limits.max_sessions
 
+    def to_give_up(self, host: str, node: bytes, now_s: float, busy: set[bytes]) -> tuple[Session, str] | None:
+        """The session that makes room for a new one of this node, and why that one; None where all may stay.
+
+        Args:
+            host: Of the new one.
+            node: Of the new one, as it calls itself.
+            now_s: The time.
+            busy: Ids of sessions that hold something.
+        """
+        if (one := self.idlest(now_s, busy)) is not None:
+            return one, "it was idle, and another peer needs its place"
+        if (one := self.of_the_greediest(host, node, now_s, busy)) is not None:
+            return one, "its host has the most sessions, and another peer needs a place"
+        return None
+
     def idlest(self, now_s: float, busy: set[bytes]) -> Session | None:
         """The one that may make room for a new one: silent for `idle_s` at least; of the host that has most sessions, the most silent.
 
@@ -154,8 +169,8 @@ class Sessions:
         """The one that gives way to a new one of `node` where none is idle: of the host that has most sessions, and still has more than the
         other one without it; the most silent of those that hold least.
 
-        Where that is the host of the new one, and has more than half of all there may be: of its node that has most, likewise. Where no node
-        has more than another one without any, they take turns, one every `idle_s`: any process of a host may call itself a new node.
+        Where that is the host of the new one, and has more than half of all there may be: of its node that has most, likewise. Where no
+        node has more than another one without any, they take turns, one every `idle_s`: any process of a host may call itself a new node.
         """
         hosts = Counter(session.host for session in self)
         greediest, most = max(hosts.items(), key=lambda one: one[1], default=("", 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Hashable, Sequence
 
 from kvstore_sdk_backends.p2p.limits import Limits
@@ -25,7 +27,7 @@ class _Wait:
 class Waits:
     """Of each look-up that waits, one name is looked at every few milliseconds: the first that was missing; the others once it is there.
 
-    One thread uses it, and calls `look` while there are any.
+    One thread uses it.
     """
 
     def __init__(self, sizes: Callable[[Sequence[str]], list[int]], limits: Limits) -> None:
@@ -33,6 +35,7 @@ class Waits:
         self._sizes = sizes
         self._limits = limits
         self._waits: list[_Wait] = []
+        self._any = asyncio.Event()
         # Look-ups and their names, of each session and of all.
         self._of_session: dict[Hashable, tuple[int, int]] = {}
         self._names = 0
@@ -58,9 +61,21 @@ class Waits:
             self._of_session[session] = mine
             self._names += len(names)
             self._waits.append(_Wait(session, names, until_s, answer))
+            self._any.set()
         for wait in given_up:
             wait.answer()
         return has_room
+
+    async def run(self, safely: Callable[[Callable[[float], None]], None]) -> None:
+        """Look at them while there are any, until it is cancelled. `safely` makes the look, and survives it."""
+        while True:
+            await self._any.wait()
+            while self._waits:
+                began_s = time.monotonic()
+                safely(self.look)
+                # However many wait, looking takes a tenth of the loop's time at most.
+                await asyncio.sleep(max(self._limits.wait_poll_s, 9 * (time.monotonic() - began_s)))
+            self._any.clear()
 
     def look(self, now_s: float) -> None:
         """Answer the look-ups whose records are there, and those whose time is up."""
