@@ -182,7 +182,7 @@ class Server:
             self._hello(identity, frames[1], message)
         elif isinstance(message, ForeignHello):
             text = f"this node speaks versions {VERSIONS[0]} to {VERSIONS[1]}, the other one {message.versions[0]} to {message.versions[1]}"
-            self._refuse(identity, message.number, "version", text)
+            self._turn_away(identity, message.number, frames[1].get("Peer-Address"), "version", text)
         elif session is None:
             if not isinstance(message, Release | Goodbye):
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
@@ -190,7 +190,7 @@ class Server:
             session.heard_s = time.monotonic()
             try:
                 self._of_session(session, message)
-            except Exception:
+            except Exception:  # noqa: BLE001  # logged
                 self._mishap("a message could not be answered")
                 if number := getattr(message, "number", 0):
                     self._refuse(identity, number, "busy", "this node failed to answer; its log says why")
@@ -231,20 +231,17 @@ class Server:
         if not self._guard.knows(frame):
             return
         if (refusal := why_unfit(hello, self._is_own, self._sources, offered := self._offered(), self._paths)) is not None:
-            code, text = refusal
-            if code != "self":
-                self._notices.say(logger.warning, (host, code), "%s: refused %s: %s", self._label, host, text)
-            self._refuse(identity, hello.number, code, text)
+            self._turn_away(identity, hello.number, host, *refusal)
             return
         replaced = self._sessions.replaced_by(identity, fd)
         if self._sessions.full and not replaced and not self._make_room(host, hello.node):
-            self._refuse(identity, hello.number, "full", f"this node serves {self._limits.max_sessions} peers already")
+            self._turn_away(identity, hello.number, host, "full", f"this node serves {self._limits.max_sessions} peers already")
             return
         path = path_for(hello, offered)
         try:
             sender = self._make_sender(hello.node) if path == "zmq" else None
         except BackendError as error:
-            self._refuse(identity, hello.number, "full", str(error))
+            self._turn_away(identity, hello.number, host, "full", str(error))
             return
         lease_ms = round(self._limits.lease_s * 1000)
         port = sender.port if sender is not None else 0
@@ -260,6 +257,12 @@ class Server:
         self._sessions.add(session)
         self._counts["sessions"] += 1
         self._guard.welcome(frame)
+
+    def _turn_away(self, identity: bytes, number: int, host: str, code: str, text: str) -> None:
+        """Refuse a Hello, and say so to whoever may have to set up something otherwise."""
+        if code != "self":
+            self._notices.say(logger.warning, (host, code), "%s: refused %s: %s", self._label, host, text)
+        self._refuse(identity, number, code, text)
 
     def _offered(self) -> tuple[str, ...]:
         """The ways that data may take now."""
@@ -316,7 +319,7 @@ class Server:
     async def _move(self, session: Session, fetch: Fetch) -> None:
         try:
             result = await self._fetches.run(session, fetch)
-        except Exception:
+        except Exception:  # noqa: BLE001  # logged
             self._mishap("a transfer failed")
             if session.path == "nixl":
                 # It may still land, and nobody here knows when it does not any more.
@@ -343,7 +346,7 @@ class Server:
     async def _admit(self, session: Session, targets: Targets, target: Target, before: Sequence[Session]) -> None:
         try:
             refusal = await targets.admit(session, target, before)
-        except Exception:
+        except Exception:  # noqa: BLE001  # logged
             self._mishap("a target could not be read")
             refusal = "busy", "this node failed to read it; its log says why"
         if session.ended:
@@ -385,10 +388,10 @@ class Server:
     def _safely(self, step: Callable[[float], None]) -> None:
         try:
             step(time.monotonic())
-        except Exception:
+        except Exception:  # noqa: BLE001  # logged
             # Of a source, which raises nothing by its contract; the next look may do better.
             self._mishap("records could not be looked at")
 
     def _mishap(self, what: str) -> None:
-        """Log an exception that is a fault of this node's, or of a source's. Whoever asked is answered, and need not wait for a deadline."""
+        """Log an exception that is a fault of this node's, or of a source's. Whoever asked is answered, and waits for no deadline."""
         self._notices.say(logger.exception, what, "%s: %s", self._label, what)

@@ -10,10 +10,10 @@ from p2p_bench import run
 from p2p_fake_plane import FakePlane
 from p2p_serving import serving
 from p2p_sources import CountingSource
+from test_serving_nixl import begin, fetch, target
 
 from kvstore_sdk.backend import Loan
 from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, Goodbye, Lookup, Ready, Release, Result, encode
-from test_serving_nixl import begin, fetch, target
 
 
 class BrokenSource(CountingSource):

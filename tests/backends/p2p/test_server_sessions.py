@@ -65,6 +65,25 @@ def test_a_hello_of_another_version_is_told_which_ones_this_node_speaks() -> Non
     run(test)
 
 
+def test_who_speaks_another_version_or_finds_no_room_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with serving(max_sessions=1, idle_s=600.0) as s:
+            await s.asker().hello()
+            for _ in range(3):
+                # As above: what a node of another version sends.
+                asker = s.asker()
+                await asker.send(b"\x94\x09\x01\x05\x92\x07\x09")
+                assert (await asker.answer(5, Refused)).code == "version"
+                assert await asker.refused(hello(asker)) == "full"
+
+    run(test)
+    said = [message for message in caplog.messages if "refused 127.0.0.1: " in message]
+    assert len(said) == 2
+    assert "this node speaks versions" in said[0]
+    assert "the other one 7 to 9" in said[0]
+    assert said[1].endswith("this node serves 1 peers already")
+
+
 def test_a_node_does_not_serve_itself() -> None:
     async def test() -> None:
         async with serving() as s:
