@@ -307,11 +307,13 @@ class P2PBackend:
             answers = self._run("get", loading.run, deadline)
         except (TimedOutError, ClosedError) as error:
             # Either the loop stands still, or it has just been ended.
+            loading.give_up()
             if loading.doubt.over:
                 answers = [_TIMED_OUT for _ in gets]
             else:
                 answers = [GetResult(GetStatus.IN_DOUBT, error, loading.doubt) for _ in gets]
         except Exception as error:
+            loading.give_up()
             if loading.doubt.over:
                 raise
             cause = error if isinstance(error, BackendError) else BackendError(f"p2p get: raised {type(error).__name__}")
@@ -366,7 +368,7 @@ class P2PBackend:
             return
         for peer in self._peers.all():
             if (link := peer.link) is not None:
-                link.tell(Goodbye())
+                link.tell(Goodbye("closing", "this node closes"))
         self._peers.close("this node was closed")
 
 
@@ -378,11 +380,19 @@ class _Loading:
         self._asking = asking
         self._gets = gets
         self._deadline = deadline
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Nobody waits any more. To be called before `doubt` is looked at: what has not begun by then never does."""
+        self._given_up = True
 
     async def run(self) -> list[GetResult]:
         opened: list[LandingDoubt] = []
+        # In this order, the other way round than whoever gives up: one of the two sees the other.
         self.doubt.begin()
         try:
+            if self._given_up:
+                return []
             return await self._asking.get(self._gets, self._deadline.at_s, opened)
         finally:
             self.doubt.end(opened)

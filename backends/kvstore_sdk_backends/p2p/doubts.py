@@ -141,6 +141,14 @@ class Doubts:
         with self._lock:
             return any(region in doubt.regions and not doubt.over for doubt in self._open)
 
+    def wait_for(self, region: int, deadline: Deadline) -> bool:
+        """Whether nothing is written into the region of this id any more, by the deadline."""
+        while self.touch(region):
+            if deadline.expired:
+                return False
+            time.sleep(min(_LOOK_S, deadline.remaining_s()))
+        return True
+
     def look(self) -> bool:
         """Forget what is over, and fence where that is due. To be called every some ten ms. Whether anything is open."""
         now_s = time.monotonic()

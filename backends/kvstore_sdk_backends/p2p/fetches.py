@@ -13,6 +13,7 @@ from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, Ti
 from kvstore_sdk_backends.p2p.leases import Borrowed, Leases
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import BUSY, FAILED, FOUND, MISSING, WRONG_SIZE, Fetch, Result, Target
+from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.sessions import Session
 from kvstore_sdk_backends.p2p.workers import Workers
@@ -80,6 +81,7 @@ class Fetches:
         self._lost = lost
         self._doubts: dict[Ticket, asyncio.Future[bool]] = {}
         self._settling: asyncio.Task[None] | None = None
+        self._notices = Notices()
         self.records_sent = 0
         self.bytes_sent = 0
 
@@ -109,6 +111,9 @@ class Fetches:
         except Exception:
             # Its loans stay out until the node closes: nobody knows whether something still reads them.
             logger.exception("p2p: a transfer to %s failed unexpectedly", job.session.host)
+            if job.session.path == "nixl":
+                # Nor whether something of it lands yet: a result would say that nothing does.
+                self._lost(job.session, "a transfer to it failed unexpectedly")
 
     async def _move_batch(self, job: _Job, indexes: Sequence[int]) -> None:
         size_bytes = sum(job.items[index][1] for index in indexes)
@@ -176,7 +181,11 @@ class Fetches:
         sender = job.session.sender
         if sender is None:
             return []
-        good = lent if all(map(_is_sealed, lent.values())) else await self._workers.run(partial(_sealed, lent))
+        try:
+            good = lent if all(map(_is_sealed, lent.values())) else await self._workers.run(partial(_sealed, lent))
+        except BackendError as error:
+            self._notices.say(logger.warning, "seal", "p2p: records cannot be sealed: %s", error)
+            return []
         done = await _all([sender.send(job.number, index, borrowed.buffer, job.deadline) for index, borrowed in good.items()])
         sent = [index for index, is_sent in zip(good, done, strict=True) if is_sent]
         if sender.closed:
@@ -190,7 +199,8 @@ class Fetches:
             return []
 
         def write() -> tuple[dict[int, Borrowed], list[PutResult]]:
-            good = _sealed(lent)
+            # It may have waited for a thread.
+            good = {} if job.over else _sealed(lent)
             pieces = [(borrowed.buffer, job.address(target, index)) for index, borrowed in good.items()]
             return good, plane.send(session.id, pieces, Deadline(job.deadline.at_s + _LATE_S)) if pieces else []
 
@@ -232,7 +242,7 @@ class Fetches:
             try:
                 over = await self._workers.run(partial(plane.settle, tickets, Deadline.after(_SETTLE_S)))
             except BackendError as error:
-                logger.warning("p2p: what was sent cannot be settled: %s", error)
+                self._notices.say(logger.warning, "settle", "p2p: what was sent cannot be settled for now: %s", error)
                 over = [False] * len(tickets)
             for ticket, is_over in zip(tickets, over, strict=True):
                 if is_over and not (doubt := self._doubts.pop(ticket)).done():

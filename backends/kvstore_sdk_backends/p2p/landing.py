@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from kvstore_sdk.backend import Get, Region, TimedOutError, UnavailableError
+from kvstore_sdk.backend import Deadline, Get, Region, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.doubts import Doubts, LandingDoubt
 from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
 from kvstore_sdk_backends.p2p.messages import MAX_REGIONS, MAX_WAIT_MS, Fetch, Ready, Result, Target
@@ -17,6 +17,8 @@ __all__ = ["InDoubtError", "Landing"]
 
 TELL_S = 4.0
 """For a peer to load where it may write: its own data plane takes up to 3 s."""
+_GONE_S = 5.0
+"""For a child that was killed to be gone, the copies that the kernel makes for it included."""
 _LOOK_S = 0.05
 _EXPECT_S = 1.0
 """How far ahead the child is told to expect data. Longer would only cost it CPU time after the last record."""
@@ -48,11 +50,17 @@ class Landing:
         self._changes += 1
 
     def remove_region(self, region: Region) -> None:
-        """Let no peer write into a region any more: afterwards none does."""
+        """Let no peer write into a region any more: afterwards none does. Blocks while a child that maps it ends.
+
+        Raises:
+            TimedOutError: a child that cannot be killed may still let peers write there.
+        """
         self._plane.remove_region(region)
         self._changes += 1
         if self._doubts.touch(region.id):
             self._doubts.fence("memory that a peer may still write into is taken back")
+            if not self._doubts.wait_for(region.id, Deadline.after(_GONE_S)):
+                raise TimedOutError(f"p2p: {region!r} is taken back, and a process that cannot be ended may still write into it; keep it")
 
     async def fetch(self, link: Link, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> Result:
         """Have the peer write each record into its buffer, the only one of its get. `opened` gets what is in doubt until this ends well.

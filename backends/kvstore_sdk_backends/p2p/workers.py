@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from kvstore_sdk.backend import UnavailableError
+
 __all__ = ["Workers"]
 
 T = TypeVar("T")
@@ -38,7 +40,11 @@ class Workers:
         return self._threads
 
     async def run(self, step: Callable[[], T]) -> T:
-        """What `step` returns. Cancelled or not, a step that has begun goes on to its end."""
+        """What `step` returns. Cancelled or not, a step that has begun goes on to its end.
+
+        Raises:
+            UnavailableError: there is no thread, and none can be begun; `step` is never called.
+        """
         answer: Future[T] = Future()
 
         def work() -> None:
@@ -56,14 +62,14 @@ class Workers:
 
         with self._lock:
             if self._closed:
-                threading.Thread(target=work, name=self._name, daemon=True).start()
+                self._start(work)
             else:
-                self._steps.put(work)
-                self._free -= 1
-                if self._free < 0 and self._threads < self._most:
+                # The thread comes first: a step that was refused for want of one must not be done later.
+                if self._free < 1 and self._threads < self._most and self._start(self._work, needed=not self._threads):
                     self._threads += 1
                     self._free += 1
-                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._free -= 1
+                self._steps.put(work)
         return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
@@ -73,6 +79,15 @@ class Workers:
                 self._closed = True
                 for _ in range(self._threads):
                     self._steps.put(None)
+
+    def _start(self, target: Callable[[], None], needed: bool = True) -> bool:
+        try:
+            threading.Thread(target=target, name=self._name, daemon=True).start()
+        except RuntimeError as cause:
+            if needed:
+                raise UnavailableError(f"{self._name}: {cause}; raise the limit of processes and threads (pids.max, ulimit -u)") from cause
+            return False
+        return True
 
     def _work(self) -> None:
         while True:

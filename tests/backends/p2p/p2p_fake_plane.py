@@ -9,7 +9,7 @@ from typing import Any
 
 from p2p_bench import PATIENCE_S
 
-from kvstore_sdk.backend import BackendError, Buffer, Deadline, InvalidError, PutResult, PutStatus, UnavailableError
+from kvstore_sdk.backend import Buffer, Deadline, InvalidError, PutResult, PutStatus, UnavailableError
 
 __all__ = ["FakePlane"]
 
@@ -18,7 +18,7 @@ class FakePlane:
     """What is sent lands at once, is held until `free` or its deadline, or is in doubt until it is settled.
 
     Attributes:
-        mode: "land", "hold", "doubt", "unknown", or an error that `send` raises.
+        mode: "land", "hold", "doubt", "unknown", or an exception that `send` raises.
         admitted: Agent and regions of each session.
         sent: Records and addresses, as they were sent.
         free: What is held lands.
@@ -27,7 +27,7 @@ class FakePlane:
     """
 
     def __init__(self) -> None:
-        self.mode: str | BackendError = "land"
+        self.mode: str | Exception = "land"
         self.admitted: dict[bytes, tuple[bytes, Any]] = {}
         self.dropped: list[bytes] = []
         self.sent: list[tuple[bytes, int]] = []
@@ -52,7 +52,7 @@ class FakePlane:
         self.dropped.append(session)
 
     def send(self, session: bytes, pieces: Sequence[tuple[Buffer, int]], deadline: Deadline) -> list[PutResult]:
-        if isinstance(self.mode, BackendError):
+        if isinstance(self.mode, Exception):
             raise self.mode
         with self._lock:
             self.sending += 1

@@ -291,6 +291,30 @@ def test_closing_ends_what_runs(open_node: Callable[..., P2PBackend], region: Re
         assert isinstance(answer.error, ClosedError)
 
 
+def test_a_load_that_was_given_up_before_it_began_asks_nobody(owner: P2PBackend, asker: P2PBackend, region: Region) -> None:
+    """INT-07: it was told that nothing is in doubt, and its memory is used for something else."""
+    keep(owner, a=b"a" * 100)
+    wait_for(lambda: asker.exists(["v1/a"], soon()) == [True])
+    load = [Get("v1/a", (region.buffer(0, 100),))]
+    standing, going_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        standing.set()
+        going_on.wait(LIMIT_S)
+
+    # The loop stands still between the making of the call's task and its first turn: the step that makes it is queued before this one.
+    asker._loop.call_soon(threading.Event().wait, 0.2)
+    asker._loop.call_soon(lambda: asker._loop._loop.call_soon(stand))
+    fetches = owner.counters()["served_fetches"]
+    [answer] = asker.get(load, Deadline.after(0.3))
+    assert standing.is_set()
+    assert answer.status is GetStatus.TIMED_OUT
+    going_on.set()
+    assert asker.exists(["v1/a"], soon()) == [True]
+    assert owner.counters()["served_fetches"] == fetches
+    assert asker.counters()["asked_loads"] == 0
+
+
 def test_a_life_leaves_no_thread_and_no_descriptor(open_node: Callable[..., P2PBackend], region: Region) -> None:
     """LEAK-07"""
 

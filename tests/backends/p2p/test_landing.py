@@ -32,6 +32,7 @@ class FakePlane:
         self.generation = 1
         self.regions: list[Region] = []
         self.fences = self.targets = self.expected = 0
+        self.dies_after_s = 0.0
 
     def add_region(self, region: Region) -> None:
         self.regions.append(region)
@@ -49,6 +50,12 @@ class FakePlane:
 
     def fence(self) -> None:
         self.fences += 1
+        if self.dies_after_s:
+            threading.Timer(self.dies_after_s, self._die).start()
+        else:
+            self._die()
+
+    def _die(self) -> None:
         self.generation += 1
 
 
@@ -282,10 +289,25 @@ def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_ch
         asker.landing.add_region(other)
         asker.landing.remove_region(other)
         assert asker.plane.fences == 0
+        # It is killed at once, and gone only then.
+        asker.plane.dies_after_s = 0.2
         asker.landing.remove_region(region)
         assert asker.plane.fences == 1
         assert caught.value.doubt.over
         other.close()
+
+    run(steps())
+
+
+def test_a_region_is_not_free_while_a_child_that_cannot_be_ended_may_write_there(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps() -> None:
+        asker = Asker(region, lambda fetch: None)
+        with pytest.raises(InDoubtError):
+            await asker.fetch("a", limit_s=0.02)
+        monkeypatch.setattr(asker.plane, "_die", lambda: None)
+        monkeypatch.setattr("kvstore_sdk_backends.p2p.landing._GONE_S", 0.1)
+        with pytest.raises(TimedOutError, match="keep it"):
+            asker.landing.remove_region(region)
 
     run(steps())
 

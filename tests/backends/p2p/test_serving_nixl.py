@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -203,6 +204,48 @@ def test_a_transfer_that_broke_off_ends_the_session_without_a_result(mode: str) 
                 plane.end_doubts()
             assert isinstance(await asker.receive(), Goodbye)
             assert await asker.refused(Lookup(0, 0, ("a",))) == "unknown"
+            await until(lambda: not source.out)
+
+    run(test)
+
+
+def test_a_transfer_that_fails_by_a_fault_of_this_node_ends_the_session_without_a_result(caplog: pytest.LogCaptureFixture) -> None:
+    """INT-07: nobody knows whether it was begun, so nobody may say that nothing lands."""
+
+    async def test() -> None:
+        plane = FakePlane()
+        async with serving(CountingSource({"a": 100}), plane=plane) as s:
+            asker = await begin(s)
+            plane.mode = ZeroDivisionError("a fault of ours")
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            assert isinstance(await asker.receive(), Goodbye)
+
+    with caplog.at_level(logging.CRITICAL):
+        run(test)
+
+
+def test_where_no_more_threads_can_be_begun_no_result_comes_before_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INT-07: an asker that was told that nothing lands uses its memory for something else."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100, "b": 200}), FakePlane()
+        async with serving(source, plane=plane) as s:
+            stuck, other = await begin(s), await begin(s)
+            plane.mode = "hold"
+            asking = [asyncio.ensure_future(ask(stuck, ("a", 100, 0, 0)))]
+            await until(lambda: plane.sending == 1)
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            asking.append(asyncio.ensure_future(ask(other, ("b", 200, 1, 0))))
+            await until(lambda: len(source.out) == 2)
+            await asyncio.sleep(0.1)
+            assert not any(one.done() for one in asking)
+            monkeypatch.undo()
+            plane.free.set()
+            assert await asyncio.gather(*asking) == [((FOUND, 100),), ((FOUND, 200),)]
+            assert len(plane.sent) == 2
             await until(lambda: not source.out)
 
     run(test)

@@ -8,6 +8,7 @@ import threading
 import pytest
 from p2p_bench import PATIENCE_S, run, until
 
+from kvstore_sdk.backend import UnavailableError
 from kvstore_sdk_backends.p2p.workers import Workers
 
 
@@ -100,5 +101,59 @@ def test_a_step_whose_caller_is_gone_goes_on() -> None:
         await until(ended.is_set)
         assert await workers.run(lambda: 7) == 7
         workers.close()
+
+    run(test)
+
+
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_can_be_begun_a_step_is_refused_and_never_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container at its limit of processes. Whoever was told that it failed does not expect it later."""
+
+    async def test() -> None:
+        workers = Workers("test", 2)
+        done: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _refuse)
+            for _ in range(3):
+                with pytest.raises(UnavailableError, match="can't start new thread; raise the limit"):
+                    await workers.run(lambda: done.append(1))
+        assert workers.threads == 0
+        await asyncio.gather(*(workers.run(lambda: done.append(2)) for _ in range(2)))
+        assert done == [2, 2]
+        workers.close()
+        await until(lambda: workers.threads == 0)
+
+    run(test)
+
+
+def test_where_no_more_threads_can_be_begun_those_that_are_there_do_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        workers = Workers("test", 4)
+        free = threading.Event()
+        waiting = [asyncio.ensure_future(workers.run(lambda: free.wait(PATIENCE_S)))]
+        await until(lambda: workers.threads == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _refuse)
+            waiting += [asyncio.ensure_future(workers.run(lambda: free.wait(PATIENCE_S))) for _ in range(5)]
+            await asyncio.sleep(0)
+        assert workers.threads == 1
+        free.set()
+        assert await asyncio.gather(*waiting) == [True] * 6
+        workers.close()
+        await until(lambda: workers.threads == 0)
+
+    run(test)
+
+
+def test_a_step_that_comes_after_closing_is_refused_where_no_thread_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        workers = Workers("test", 1)
+        workers.close()
+        monkeypatch.setattr(threading.Thread, "start", _refuse)
+        with pytest.raises(UnavailableError):
+            await workers.run(int)
 
     run(test)
