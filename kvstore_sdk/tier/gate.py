@@ -36,7 +36,8 @@ class Gate:
         if self._floor.is_slow and not table.is_answered(request_id, key) and not self._floor.passes(request_id):
             self._too_slow += 1
             return table.refuse(request_id, key)
-        if exists.is_open and self._trial_lookup != (request_id, key):
+        # Whom a request names may well be there where the others are not.
+        if exists.is_open and not table.is_hinted(request_id) and self._trial_lookup != (request_id, key):
             if table.is_answered(request_id, key) or table.is_bad(key) or not exists.allows():
                 return table.refuse(request_id, key)
             self._trial_lookup = (request_id, key)

@@ -104,6 +104,10 @@ class LookupTable:
             self._open(request_id)
         self._askers.setdefault(request_id, Asker(hint))
 
+    def is_hinted(self, request_id: str) -> bool:
+        """Whether what this request asks is asked with a hint."""
+        return request_id in self._askers
+
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Answer from what is known; a key that is not known becomes a probe."""
         told = self._told.get(request_id)

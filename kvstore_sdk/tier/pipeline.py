@@ -130,7 +130,7 @@ class Pipeline:
 
     def _probe(self, batch: Batch) -> Asking[None]:
         breaker = self._breakers.exists
-        if breaker.is_open and not any(probe.trial for probe in batch.probes):
+        if breaker.is_open and batch.hint is None and not any(probe.trial for probe in batch.probes):
             # Asked before the breaker opened: nobody should wait for the same failure once more.
             for probe in batch.probes:
                 self._tell(Answered(probe, None))

@@ -73,11 +73,11 @@ class Verdict:
         if batch.abandoned:
             # The call was late, and was counted as a failure when that was found.
             return
+        if batch.hint is not None:
+            # Whom a request names may be there or not, which is no news of the store.
+            return
         if failed is None:
             breaker.succeeded()
-        elif batch.hint is not None:
-            # Whom a request names may not be there, which is no news of the store.
-            return
         elif isinstance(failed, TimedOutError) and batch.deadline_s - batch.started_s < batch.timeout_s / 4:
             # It was begun with next to no time left. That it failed says that there is much to do, not that the store does not work.
             return

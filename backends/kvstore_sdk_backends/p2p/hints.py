@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore_sdk.backend import Hint
 from kvstore_sdk_backends.p2p.addresses import Address, parse_address
@@ -25,7 +25,8 @@ class Hinted:
 
     address: Address
     wait_s: float
-    until: tuple[str, ...]
+    # May be thousands of names, and a call groups its own by this.
+    until: tuple[str, ...] = field(hash=False)
 
 
 class Hints:

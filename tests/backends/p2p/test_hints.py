@@ -88,3 +88,18 @@ def test_they_are_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     hints.note(["a"], Hint("127.0.0.1:7400"))
     assert hints.take(["a"], wait=True) == {}
     assert len(hints) == 0
+
+
+def test_the_names_that_are_waited_for_are_not_gone_through_for_each_name() -> None:
+    """A long prompt has thousands, and each call of its look-up carries them all."""
+
+    class Chain(tuple[str, ...]):
+        def __hash__(self) -> int:
+            raise AssertionError("all names of a chain were gone through")
+
+    hints = Hints()
+    names = [f"v1/{number}" for number in range(4)]
+    hints.note(names, Hint("127.0.0.1:1", 2.0, Chain(names)))
+    [(hinted, found)] = hints.take(names, wait=True).items()
+    assert found == names
+    assert hinted.until == tuple(names)
