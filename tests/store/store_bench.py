@@ -30,8 +30,8 @@ FAST = {
     "lookup_timeout_s": 10.0,
     "load_timeout_s": 10.0,
     "store_timeout_s": 10.0,
-    "drain_timeout_s": 1.0,
-    "close_timeout_s": 1.0,
+    "drain_timeout_s": 10.0,
+    "close_timeout_s": 10.0,
     "retry_base_s": 0.002,
     "breaker_probe_s": 0.1,
     "health_probe_s": 0.0,
@@ -39,7 +39,7 @@ FAST = {
 }
 """Settings of tiers: patient, because a machine of CI may stand still for a second, but where a test is about time."""
 
-STORE_FAST = {"lookup_timeout_s": 15.0, "hold_timeout_s": 30.0, "drain_timeout_s": 10.0, "close_timeout_s": 1.0, "cascade_fraction": 1.0}
+STORE_FAST = {"lookup_timeout_s": 15.0, "hold_timeout_s": 30.0, "drain_timeout_s": 10.0, "close_timeout_s": 10.0, "cascade_fraction": 1.0}
 
 
 def identity(sizes: Sequence[int] = SIZES, **changes: Any) -> KVIdentity:
@@ -159,6 +159,17 @@ class Stand:
     def settle(self) -> None:
         """Until nothing goes on."""
         self.wait(lambda: not self.store.busy, "the end of what goes on")
+
+    def set_timeouts(self, **seconds: float) -> None:
+        """Change time-outs of the store from now on. What ends by its time in a test begins after this, and what must not before it."""
+        for name, value in seconds.items():
+            object.__setattr__(self.store._settings, name, value)
+
+    def time_is_up(self) -> None:
+        """What tiers have under way has no time left, as if all of it had gone by."""
+        for tier in self.tiers:
+            tier.tier._watch.look(time.monotonic() + 1000.0)
+            tier.tier._watch.at_s = 0.0
 
     # Requests.
 

@@ -140,7 +140,8 @@ class Garbled(FaultyBackend):
 def test_slots_that_are_in_doubt_for_ever_are_few_and_shown(operation: str, new_stand: NewStand) -> None:
     """The tier is asked for no more than its share; host memory serves hits and takes stores as before; close says what may be touched."""
     backend = Garbled(Wide(open_memory("")), [Fault("put", InDoubt(), times=0)])
-    stand = new_stand(backend, slots=32, cascade_fraction=0.25, lookup_timeout_s=0.5, tier_settings={"breaker_failures": 1000})
+    settings = {"breaker_failures": 1000, "close_timeout_s": 0.5}
+    stand = new_stand(backend, slots=32, cascade_fraction=0.25, lookup_timeout_s=0.5, close_timeout_s=0.5, tier_settings=settings)
     for start in range(0, 40, 4):
         stand.put(keys(4, start))
         stand.settle()

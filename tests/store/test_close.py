@@ -29,11 +29,14 @@ def test_what_was_stored_last_is_in_every_tier(tmp_path: Path, new_stand: NewSta
 def test_slow_puts_have_ended_when_it_returns(new_stand: NewStand) -> None:
     """LEAK-06: what is written to host memory afterwards changes nothing that was stored."""
     shop = Kept(open_memory(""))
-    backend = FaultyBackend(shop, [Fault("put", Hang(0.1))])
-    stand = new_stand(backend, slots=16, tier_settings={"batch_records": 1}, close_timeout_s=5.0)
+    backend = FaultyBackend(shop, [Fault("put", Hang())])
+    stand = new_stand(backend, slots=16, tier_settings={"batch_records": 1}, close_timeout_s=LIMIT_S)
     stand.put(keys(8))
     assert backend.wait_hanging(3)
+    timer = threading.Timer(0.3, backend.heal)
+    timer.start()
     assert stand.store.close()
+    timer.join()
     assert backend.hanging == 0
     stand.region.view[:] = b"\xff" * len(stand.region.view)
     reader = new_stand({"shop": shop})

@@ -131,11 +131,13 @@ def test_what_comes_to_host_memory_ends_the_wait(new_stand: NewStand, peer: Wait
 
 def test_a_request_that_starts_over_does_not_wait_again(new_stand: NewStand, peer: Waiting) -> None:
     stand = new_stand(peer)
-    request = hinted(stand, 0.2)
+    request = hinted(stand, 1.0)
     assert stand.ask(keys(1), request) == [MISS]
     stand.store.restart_request(request)
     assert stand.ask(keys(1), request) == [MISS]
-    assert [hint.wait_s for hint in peer.told] == [pytest.approx(0.2, abs=0.1), 0.0]
+    first, second = (hint.wait_s for hint in peer.told)
+    assert 0.0 < first <= 1.0
+    assert second == 0.0
 
 
 def test_a_tier_that_a_request_may_not_load_from_hears_of_no_peer(new_stand: NewStand, peer: Waiting) -> None:

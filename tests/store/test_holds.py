@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from store_bench import Stand, key, keys
+from store_bench import LIMIT_S, Stand, key, keys
 
 from kvstore_sdk.keys import parse_name
 from kvstore_sdk.store import lookups as lookups_module
@@ -54,10 +54,10 @@ def test_look_ups_that_were_never_loaded_leave_nothing_pinned(new_stand: NewStan
     ways: dict[str, Callable[[Stand, str], object]] = {
         "end": lambda stand, name: stand.store.end_request(name),
         "let go": lambda stand, name: stand.store.let_go([name, "nobody"]),
-        "expire": lambda stand, name: (time.sleep(0.25), stand.step()),
+        "expire": lambda stand, name: (stand.set_timeouts(hold_timeout_s=0.0), time.sleep(0.01), stand.step()),
     }
     for way in ways.values():
-        stand = new_stand({}, slots=120, hold_timeout_s=0.2)
+        stand = new_stand({}, slots=120)
         stand.put(keys(100))
         name = stand.request()
         look_up(stand, name, keys(85))
@@ -72,12 +72,14 @@ def test_look_ups_that_were_never_loaded_leave_nothing_pinned(new_stand: NewStan
 
 
 def test_a_request_whose_hold_expired_finds_its_chunks_again(new_stand: NewStand) -> None:
-    stand = new_stand({}, hold_timeout_s=0.1)
+    stand = new_stand({})
     stand.put(keys(4))
     name = stand.request()
     look_up(stand, name, keys(4))
-    time.sleep(0.15)
+    stand.set_timeouts(hold_timeout_s=0.0)
+    time.sleep(0.01)
     stand.step()
+    stand.set_timeouts(hold_timeout_s=LIMIT_S)
     assert stand.total("expired_holds") == 1
     look_up(stand, name, keys(4))
     stand.load(name, keys(4))
@@ -139,7 +141,7 @@ def test_two_requests_hold_one_chunk_each_for_itself(new_stand: NewStand) -> Non
 
 def test_requests_that_want_one_chunk_share_one_promotion(new_stand: NewStand) -> None:
     backend = FaultyBackend(open_memory(""))
-    stand = new_stand(backend, slots=24, tier_settings={"load_timeout_s": 5.0})
+    stand = new_stand(backend, slots=24, tier_settings={"load_timeout_s": LIMIT_S})
     stand.put(keys(3))
     stand.settle()
     stand.evict_all()
@@ -160,7 +162,7 @@ def test_requests_that_want_one_chunk_share_one_promotion(new_stand: NewStand) -
 
 def test_a_promotion_goes_on_without_the_request_that_wanted_it(new_stand: NewStand) -> None:
     backend = FaultyBackend(open_memory(""))
-    stand = new_stand(backend, tier_settings={"load_timeout_s": 5.0})
+    stand = new_stand(backend, tier_settings={"load_timeout_s": LIMIT_S})
     stand.put(keys(3))
     stand.settle()
     stand.evict_all()

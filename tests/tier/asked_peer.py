@@ -22,6 +22,7 @@ class AskedPeer(BackendWrapper):
         asked: (thread, names, seconds left) of every look-up.
         identities: What it was told by `use_identity`, and after how many look-ups.
         waiting: Look-ups that wait now.
+        most_waiting: That waited at the same time.
     """
 
     def __init__(self, inner: Backend, max_concurrency: int = 64) -> None:
@@ -33,7 +34,7 @@ class AskedPeer(BackendWrapper):
         self.told: list[tuple[int, list[str], Hint]] = []
         self.asked: list[tuple[int, list[str], float]] = []
         self.identities: list[tuple[str, str, int]] = []
-        self.waiting = 0
+        self.waiting = self.most_waiting = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,6 +75,7 @@ class AskedPeer(BackendWrapper):
     def _wait(self, hint: Hint, names: Sequence[str], until_s: float) -> None:
         wanted = list(hint.until or names)
         self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
         try:
             while not self._closed and (left_s := until_s - time.monotonic()) > 0:
                 if all(found is True for found in super().exists(wanted, Deadline.after(5.0))):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tier_bench import LIMIT_S
 
 from kvstore_sdk.tier import Lookup, TierMetrics
 from kvstore_sdk.tier.breaker import Breaker, Breakers
@@ -94,7 +95,7 @@ def test_only_one_thread_gets_the_trial() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
     assert sorted(allowed) == [False] * 7 + [True]
 
 

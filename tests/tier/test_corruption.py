@@ -246,7 +246,7 @@ def test_a_host_that_reads_nothing_right_leaves_the_shared_folder_alone(
     other.wait(lambda: other.total("manifests") == 1)
     before = {path: path.read_bytes() for path in (root / "v1").rglob("*") if path.is_file()}
     assert len(before) == 61
-    monkeypatch.setattr(loads_module, "_SUSPECT_MEMORY_S", 0.5)
+    monkeypatch.setattr(loads_module, "_SUSPECT_MEMORY_S", 1000.0)
     backend = FaultyBackend(RecordingBackend(open_fs(str(root))), [Fault("get", WrongBytes(offset=4200))], seed=3)
     engine = new_engine(backend, batch_records=1)
     caplog.set_level(logging.ERROR)
@@ -263,6 +263,7 @@ def test_a_host_that_reads_nothing_right_leaves_the_shared_folder_alone(
     assert {path: path.read_bytes() for path in (root / "v1").rglob("*") if path.is_file()} == before
     # Its memory is well again: after the pause it goes on.
     backend.heal()
+    engine.period_passes()
     engine.wait(lambda: engine.finds(key(40)) and engine.load([key(40)]).success, "a load after the pause")
 
 
@@ -391,6 +392,7 @@ def test_a_manifest_that_hangs_fails_no_job_and_its_thread_is_stood_in_for(new_e
     assert backend.wait_hanging()
     engine.wait(lambda: engine.total("abandoned_calls", "put") == 1)
     assert engine.load(keys(4)).success
+    monkeypatch.setattr("kvstore_sdk.tier.manifest._TIMEOUT_S", 20.0)
     backend.heal()
     engine.wait(engine.all_slots_free)
     assert engine.total("manifests", "written") == 1

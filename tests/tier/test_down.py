@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tier_bench import Engine, Shop, key, keys
+from tier_bench import LIMIT_S, PATIENT, Engine, Shop, key, keys
 
 from kvstore_sdk.backend import (
     Capabilities,
@@ -33,8 +34,10 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 PROBE_S = 0.2
-SLACK_S = 1.5
+SLACK_S = 10.0
 """What a loaded machine may add to two periods."""
+SHORT = {"lookup_timeout_s": 0.1, "load_timeout_s": 0.1, "store_timeout_s": 0.1}
+"""While the store is down. Until then, and when it is back, nothing that works ends by its time."""
 
 DOWN: dict[str, list[tuple[str, Action]]] = {
     "exists raises": [("exists", Raise())],
@@ -51,15 +54,12 @@ DOWN: dict[str, list[tuple[str, Action]]] = {
 
 
 def engine_over(new_engine: NewEngine, backend: FaultyBackend, **options: object) -> Engine:
-    fast = {
-        "breaker_probe_s": PROBE_S,
-        "batch_records": 1,
-        "retries": 0,
-        "lookup_timeout_s": 0.1,
-        "load_timeout_s": 0.1,
-        "store_timeout_s": 0.1,
-    }
-    return new_engine(backend, **(fast | {"hit_ttl_s": 0.0} | options))
+    return new_engine(backend, **({"breaker_probe_s": PROBE_S, "batch_records": 1, "retries": 0, "hit_ttl_s": 0.0} | options))
+
+
+def heal(backend: FaultyBackend, engine: Engine) -> None:
+    backend.heal()
+    engine.set_timeouts(**PATIENT)
 
 
 def try_to_use(engine: Engine, number: int) -> bool:
@@ -80,18 +80,23 @@ def test_a_store_that_cannot_be_read_costs_nothing_and_comes_back(how: str, new_
     engine = engine_over(new_engine, backend)
     engine.store(keys(20))
     backend.arm(*(Fault(operation, action) for operation, action in DOWN[how]))
+    engine.set_timeouts(**SHORT)
     requests = 0
     while not read_breaker_is_open(engine):
         assert not try_to_use(engine, requests % 20)
         requests += 1
         assert requests < 40
     assert requests >= 4
-    began_s = time.perf_counter()
-    answers = [engine.tier.lookup(engine.request(), key(number % 20)) for number in range(500)]
-    assert (time.perf_counter() - began_s) / 500 < 0.001
-    # One of them may have been the trial.
-    assert answers.count(Lookup.MISS) >= 499
-    backend.heal()
+    began_s = time.monotonic()
+    answers, took = [], []
+    for number in range(500):
+        asked_s = time.perf_counter()
+        answers.append(engine.tier.lookup(engine.request(), key(number % 20)))
+        took.append(time.perf_counter() - asked_s)
+    assert statistics.median(took) < 0.001
+    # One of them may have been the trial, or one in each period that they took.
+    assert answers.count(Lookup.MISS) >= 499 - (time.monotonic() - began_s) / PROBE_S
+    heal(backend, engine)
     took_s = engine.wait(lambda: try_to_use(engine, 3), "a hit")
     assert took_s < 2 * PROBE_S + SLACK_S
     engine.wait(lambda: not read_breaker_is_open(engine))
@@ -115,18 +120,21 @@ def test_a_store_that_cannot_be_written_sheds_and_comes_back(how: str, new_engin
     engine = engine_over(new_engine, backend, hit_ttl_s=60.0)
     engine.store(keys(5))
     backend.arm(Fault("put", WRITE_DOWN[how]))
+    engine.set_timeouts(store_timeout_s=0.1)
     for number in range(100, 140):
         assert not engine.store([key(number)]).success
         if engine.tier.metrics.gauge_value("breaker_open", "write"):
             break
     assert engine.tier.metrics.gauge_value("breaker_open", "write") == 1
     calls = len([event for event in backend.log if event.op == "put"])
+    began_s = time.monotonic()
     results = [engine.store(keys(10, start=200)) for _ in range(5)]
     assert not any(result.done for result in results)
-    assert len([event for event in backend.log if event.op == "put"]) <= calls + 2, "a trial is one chunk, not a job"
-    assert engine.total("stores", "shed") >= 45
+    periods = 2 + (time.monotonic() - began_s) / PROBE_S
+    assert len([event for event in backend.log if event.op == "put"]) <= calls + periods, "a trial is one chunk, not a job"
+    assert engine.total("stores", "shed") >= 47 - periods
     assert try_to_use(engine, 1)
-    backend.heal()
+    heal(backend, engine)
     took_s = engine.wait(lambda: engine.store([key(300)]).success, "a store")
     assert took_s < 2 * PROBE_S + SLACK_S
     assert engine.store(keys(10, start=200)).success
@@ -137,7 +145,7 @@ def test_a_store_that_cannot_be_written_sheds_and_comes_back(how: str, new_engin
 def test_what_waits_when_the_store_goes_down_does_not_pay_for_it_too(new_engine: NewEngine) -> None:
     """LIV-11: neither loads nor stores that were queued before."""
     backend = FaultyBackend(open_memory(""))
-    engine = engine_over(new_engine, backend, breaker_probe_s=60.0, load_timeout_s=20.0, store_timeout_s=20.0)
+    engine = engine_over(new_engine, backend, breaker_probe_s=60.0)
     engine.store(keys(60))
     for operation in ("get", "put"):
         fault = Fault(operation, Raise())
@@ -153,14 +161,12 @@ def test_what_waits_when_the_store_goes_down_does_not_pay_for_it_too(new_engine:
 
 def test_questions_that_wait_when_the_store_goes_down_are_misses_at_once(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""), [Fault("exists", Hang(0.02)), Fault("exists", Raise())])
-    engine = engine_over(new_engine, backend, breaker_probe_s=60.0, lookup_timeout_s=20.0)
+    engine = engine_over(new_engine, backend, breaker_probe_s=60.0, lookup_timeout_s=10 * LIMIT_S)
     requests = [engine.request() for _ in range(60)]
     for request in requests:
         engine.tier.lookup(request, key(int(request.split("-")[1])))
-    began_s = time.monotonic()
     assert engine.ask([key(999)]) == [Lookup.MISS]
     engine.wait(lambda: engine.tier._table.pending == 0)
-    assert time.monotonic() - began_s < 5.0
     assert len(backend.log) <= 5 + engine.most_calls
 
 
@@ -174,14 +180,15 @@ def test_the_breaker_opens_when_every_thread_hangs_however_few(operation: str, w
             return replace(super().capabilities, max_concurrency=2)
 
     backend = Two(open_memory(""))
-    engine = engine_over(new_engine, backend, io_threads=2)
+    engine = engine_over(new_engine, backend, io_threads=2, breaker_probe_s=60.0)
     engine.store(keys(4))
     backend.arm(Fault(operation, Hang()))
+    engine.set_timeouts(**SHORT)
     engine.wait(lambda: not try_to_use(engine, 0) and read_breaker_is_open(engine))
-    began_s = time.monotonic()
+    engine.set_timeouts(**dict.fromkeys(SHORT, 10 * LIMIT_S))
     for number in range(20):
         assert not try_to_use(engine, number % 4)
-    assert time.monotonic() - began_s < 1.0
+    engine.set_timeouts(**SHORT)
     refused = engine.total("loads", "refused")
     assert engine.load(keys(4)).failed == tuple(keys(4))
     if way != "polled":
@@ -195,21 +202,26 @@ def test_the_breaker_opens_when_every_thread_hangs_however_few(operation: str, w
         engine.step()
     assert engine.tier._table.pending <= 2
     assert len(engine.tier._work._questions) <= 3
-    backend.heal()
-    engine.wait(lambda: try_to_use(engine, 0), "a hit")
+    heal(backend, engine)
+
+    def comes_back() -> bool:
+        engine.period_passes()
+        return try_to_use(engine, 0)
+
+    engine.wait(comes_back, "a hit")
     engine.wait(engine.all_slots_free)
 
 
 def test_a_job_is_one_trial_and_not_many(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""))
-    engine = engine_over(new_engine, backend, breaker_probe_s=0.3)
+    engine = engine_over(new_engine, backend, breaker_probe_s=60.0)
     engine.store(keys(30))
     fault = Fault("get", Raise())
     backend.arm(fault)
     engine.load(keys(30))
     assert read_breaker_is_open(engine)
     before = backend.fired(fault)
-    time.sleep(0.3)
+    engine.period_passes()
     assert engine.load(keys(30)).failed == tuple(keys(30))
     assert backend.fired(fault) == before + 1
 
@@ -238,30 +250,30 @@ def test_a_store_that_refuses_one_record_is_not_down(new_engine: NewEngine) -> N
 def test_a_trial_that_nobody_follows_up_is_not_the_last(new_engine: NewEngine) -> None:
     """The request that was let through ended, or never loaded what it was told: the next one is let through a period later."""
     backend = FaultyBackend(open_memory(""))
-    engine = engine_over(new_engine, backend, hit_ttl_s=60.0)
+    engine = engine_over(new_engine, backend, hit_ttl_s=60.0, breaker_probe_s=60.0)
     engine.store(keys(4))
     backend.arm(Fault("get", Raise()))
     engine.load(keys(4))
     engine.load(keys(4))
     assert read_breaker_is_open(engine)
     backend.heal()
-    time.sleep(PROBE_S)
+    engine.period_passes()
     assert engine.finds(key(0))
     # It does not load; the next period is another's.
     assert not engine.finds(key(1))
-    took_s = engine.wait(lambda: try_to_use(engine, 2), "a hit")
-    assert took_s < 2 * PROBE_S + SLACK_S
+    engine.period_passes()
+    assert try_to_use(engine, 2)
 
 
 def test_a_trial_look_up_stays_pending_until_it_is_answered(new_engine: NewEngine) -> None:
     backend = FaultyBackend(open_memory(""))
-    engine = engine_over(new_engine, backend, lookup_timeout_s=5.0)
+    engine = engine_over(new_engine, backend, breaker_probe_s=60.0)
     engine.store(keys(1))
     backend.arm(Fault("exists", Raise()))
     engine.wait(lambda: not try_to_use(engine, 0) and read_breaker_is_open(engine))
     backend.heal()
     backend.arm(Fault("exists", Hang()))
-    time.sleep(PROBE_S)
+    engine.period_passes()
     assert engine.tier.lookup("trial", key(0)) is Lookup.PENDING
     engine.step()
     assert backend.wait_hanging()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tier_bench import LIMIT_S, PAYLOAD_BYTES, Engine, Shop, identity, key, keys, payload
 
-from kvstore_sdk.backend import Region
+from kvstore_sdk.backend import PutResult, Region, ThrottledError
 from kvstore_sdk.identity import salt_digest
-from kvstore_sdk.testing import Fault, FaultyBackend, Hang, InDoubt, Raise, RecordingBackend
+from kvstore_sdk.testing import Fault, FaultyBackend, Hang, InDoubt, Raise, RecordingBackend, Say
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk_backends.fs import open_fs
 from kvstore_sdk_backends.memory import open_memory
@@ -62,14 +62,14 @@ def test_after_a_drain_every_result_is_ready_however_slow_the_threads_are(new_en
 def test_drain_is_bounded_and_afterwards_nothing_touches_a_row(new_engine: NewEngine) -> None:
     """T15, T16: every result is ready, also of what hangs, and what still runs has no way to the engine's memory."""
     backend = faulty()
-    engine = new_engine(backend, batch_records=1, drain_timeout_s=0.3, load_timeout_s=LIMIT_S, store_timeout_s=LIMIT_S)
+    engine = new_engine(backend, batch_records=1, drain_timeout_s=0.3, load_timeout_s=10 * LIMIT_S, store_timeout_s=10 * LIMIT_S)
     engine.store(keys(8))
     backend.arm(Fault("get", Hang()), Fault("put", Hang()))
     jobs = [engine.submit_load([key(number)], rows=[number]) for number in range(8)]
     jobs += [engine.submit_store([key(20 + number)], rows=[20 + number]) for number in range(8)]
     began_s = time.monotonic()
     engine.tier.drain()
-    assert 0.3 <= time.monotonic() - began_s < 2.0
+    assert 0.3 <= time.monotonic() - began_s < LIMIT_S
     assert sorted(result.job_id for result in engine.tier.poll()) == jobs
     for row in range(8):
         engine.memory.paint(row, 0xEE)
@@ -84,10 +84,10 @@ def test_drain_is_bounded_and_afterwards_nothing_touches_a_row(new_engine: NewEn
 
 
 def test_drain_of_nothing_takes_no_time(new_engine: NewEngine) -> None:
-    engine = new_engine(drain_timeout_s=LIMIT_S)
+    engine = new_engine(drain_timeout_s=2 * LIMIT_S)
     began_s = time.monotonic()
     engine.tier.drain()
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < LIMIT_S
 
 
 def test_drain_waits_for_retries(new_engine: NewEngine) -> None:
@@ -185,13 +185,13 @@ def test_a_store_in_flight_during_a_reset_appears_under_the_old_name_only(new_en
 
 def test_a_retry_that_waits_during_a_reset_is_not_stored_under_the_new_name(new_engine: NewEngine) -> None:
     """CFG-12"""
-    backend = faulty(Fault("put", Raise(), times=1))
-    engine = new_engine(backend, retry_base_s=0.5, drain_timeout_s=0.1)
+    backend = faulty(Fault("put", Say(PutResult.failed(ThrottledError("later", retry_after_s=3.0))), times=1))
+    engine = new_engine(backend, drain_timeout_s=0.1)
     job = engine.submit_store([key(0)], rows=[0])
     engine.wait(lambda: engine.total("retries", "put") == 1)
     engine.tier.reset()
     assert not engine.result(job).success
-    engine.steps(1.2)
+    engine.steps(3.2)
     assert not Shop(backend, engine.tier.identity).has(key(0))
     assert not engine.tier._work._later
 
@@ -233,22 +233,30 @@ def test_questions_that_wait_are_not_asked_under_the_new_name(new_engine: NewEng
 def test_a_reset_with_a_store_that_hangs_is_bounded(new_engine: NewEngine) -> None:
     """T16"""
     backend = faulty(Fault("*", Hang()))
-    engine = new_engine(backend, drain_timeout_s=0.2, store_timeout_s=LIMIT_S, load_timeout_s=LIMIT_S)
+    engine = new_engine(backend, drain_timeout_s=0.2, store_timeout_s=10 * LIMIT_S, load_timeout_s=10 * LIMIT_S)
     jobs = [engine.submit_store(keys(5)), engine.submit_load(keys(5, start=10), rows=range(10, 15))]
     began_s = time.monotonic()
     engine.tier.reset()
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < LIMIT_S
     assert sorted(result.job_id for result in engine.tier.poll()) == jobs
 
 
 def test_a_reset_does_not_wait_for_what_has_not_begun(new_engine: NewEngine) -> None:
-    backend = faulty(Fault("put", Hang(0.05)))
-    engine = new_engine(backend, batch_records=1, drain_timeout_s=LIMIT_S, store_timeout_s=LIMIT_S)
+    backend = faulty(Fault("put", Hang()))
+    engine = new_engine(backend, batch_records=1, drain_timeout_s=2 * LIMIT_S, store_timeout_s=LIMIT_S)
     job = engine.submit_store(keys(48))
     assert backend.wait_hanging(3)
-    began_s = time.monotonic()
+
+    def go_on_when_the_rest_is_given_up() -> None:
+        until_s = time.monotonic() + LIMIT_S
+        while engine.tier._work.queued_store_bytes and time.monotonic() < until_s:
+            time.sleep(0.001)
+        backend.heal()
+
+    healing = threading.Thread(target=go_on_when_the_rest_is_given_up)
+    healing.start()
     engine.tier.reset()
-    assert time.monotonic() - began_s < 0.4, "three are running, and 45 would take 0.75 s"
+    healing.join(LIMIT_S)
     assert len(engine.result(job).failed) >= 40
     assert engine.total("stores", "shed") >= 40
 
@@ -316,12 +324,15 @@ def test_no_thread_survives_a_close(new_engine: NewEngine, tmp_path: Path) -> No
 
 def test_close_waits_for_puts_that_run_and_what_they_store_is_what_was_submitted(new_engine: NewEngine, tmp_path: Path) -> None:
     """LEAK-06: writing to the rows after close changes nothing that is stored."""
-    backend = FaultyBackend(open_memory(f"closed-{tmp_path}"), [Fault("put", Hang(0.1))])
+    backend = FaultyBackend(open_memory(f"closed-{tmp_path}"), [Fault("put", Hang())])
     engine = new_engine(backend, io_threads=8, batch_records=1, close_timeout_s=LIMIT_S)
     jobs = [engine.submit_store([key(number)], rows=[number]) for number in range(8)]
     assert backend.wait_hanging(6)
     shop = Shop(open_memory(f"closed-{tmp_path}"))
+    timer = threading.Timer(0.3, backend.heal)
+    timer.start()
     engine.tier.close()
+    timer.join()
     for row in range(8):
         engine.memory.paint(row, 0xFF)
     assert sorted(result.job_id for result in engine.tier.poll()) == jobs
@@ -333,7 +344,7 @@ def test_close_waits_for_puts_that_run_and_what_they_store_is_what_was_submitted
 def test_close_during_calls_that_hang_is_bounded_and_keeps_their_memory(new_engine: NewEngine, caplog: pytest.LogCaptureFixture) -> None:
     """LIV-07, LEAK-06"""
     backend = faulty()
-    engine = new_engine(backend, batch_records=1, close_timeout_s=0.4, load_timeout_s=LIMIT_S)
+    engine = new_engine(backend, batch_records=1, close_timeout_s=0.4, load_timeout_s=10 * LIMIT_S)
     engine.store(keys(8))
     # It does not even let go of them when it is closed.
     backend.arm(Fault("*", Hang(after=True)), Fault("close", Hang()))
@@ -344,7 +355,7 @@ def test_close_during_calls_that_hang_is_bounded_and_keeps_their_memory(new_engi
     region = weakref.ref(engine.region)
     began_s = time.monotonic()
     engine.tier.close()
-    assert time.monotonic() - began_s < 0.4 + 0.5
+    assert time.monotonic() - began_s < LIMIT_S
     assert "closed, while these threads did not return: test-io-1, test-io-2, test-io-3, test-io-4, test-close" in caplog.text
     assert "the memory of records stays mapped" in caplog.text
     kept = region()
@@ -369,7 +380,7 @@ def test_close_with_transfers_in_doubt_keeps_their_memory_mapped(caplog: pytest.
     address = engine.region.address
     began_s = time.monotonic()
     engine.tier.close()
-    assert time.monotonic() - began_s < 0.3 + 0.5
+    assert time.monotonic() - began_s < LIMIT_S
     assert not engine.io_threads()
     assert "closed, while transfers are in doubt" in caplog.text
     del engine
@@ -383,7 +394,7 @@ def test_close_with_transfers_in_doubt_keeps_their_memory_mapped(caplog: pytest.
 
 def test_close_waits_for_transfers_that_are_settled_in_time(new_engine: NewEngine, caplog: pytest.LogCaptureFixture) -> None:
     backend = faulty(Fault("get", InDoubt(), times=0))
-    engine = new_engine(backend, close_timeout_s=4.0)
+    engine = new_engine(backend, close_timeout_s=LIMIT_S)
     engine.store(keys(2))
     backend.arm(Fault("get", InDoubt(0.3)))
     engine.load(keys(2))
@@ -397,7 +408,7 @@ def test_close_waits_for_transfers_that_are_settled_in_time(new_engine: NewEngin
 def test_the_memory_is_given_back_when_nothing_uses_it(new_engine: NewEngine) -> None:
     """Also when calls came back only while the tier was closing."""
     backend = faulty()
-    engine = new_engine(backend, close_timeout_s=2.0)
+    engine = new_engine(backend, close_timeout_s=LIMIT_S)
     engine.store(keys(1))
     backend.arm(Fault("get", Hang()))
     engine.submit_load([key(0)], rows=[3])
@@ -454,7 +465,7 @@ def test_a_backend_whose_close_hangs_is_left_in_time(new_engine: NewEngine, capl
     engine = new_engine(backend, close_timeout_s=0.3)
     began_s = time.monotonic()
     engine.tier.close()
-    assert time.monotonic() - began_s < 0.3 + 0.5
+    assert time.monotonic() - began_s < LIMIT_S
     assert "these threads did not return: test-close" in caplog.text
     backend.heal()
 
@@ -472,7 +483,7 @@ def test_a_tier_is_closed_by_the_thread_of_another(new_engine: NewEngine) -> Non
 def test_threads_that_cannot_be_started_are_done_without(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of processes is the operator's; `poll` does not raise for it."""
     backend = faulty()
-    engine = new_engine(backend, io_threads=2, batch_records=1, load_timeout_s=0.1)
+    engine = new_engine(backend, io_threads=2, batch_records=1)
     engine.store(keys(4))
     backend.arm(Fault("get", Hang(), times=1))
     start = threading.Thread.start
@@ -481,7 +492,9 @@ def test_threads_that_cannot_be_started_are_done_without(new_engine: NewEngine, 
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    engine.set_timeouts(load_timeout_s=0.1)
     assert not engine.load([key(0)]).success
+    engine.set_timeouts(load_timeout_s=LIMIT_S)
     engine.wait(lambda: engine.total("abandoned_calls") == 1)
     assert engine.load(keys(3, start=1)).success
     monkeypatch.setattr(threading.Thread, "start", start)

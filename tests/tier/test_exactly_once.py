@@ -347,9 +347,14 @@ def test_an_engine_that_never_rests_over_a_folder_that_is_never_well(memory: typ
         return True
 
     hits = misses = 0
+
+    def done_enough() -> bool:
+        return hits > 0 and engine.total("loads", "loaded") > 100 and engine.total("stores", "stored") > 20
+
     try:
         end_s = time.monotonic() + 4.0
-        while time.monotonic() < end_s:
+        # Longer where the machine is so busy that little was done.
+        while time.monotonic() < end_s or (not done_enough() and time.monotonic() < end_s + LIMIT_S):
             some = [key(draw.randrange(200), draw.randrange(2)) for _ in range(draw.randrange(1, 9))]
             kind = draw.random()
             if kind < 0.45:
@@ -372,9 +377,7 @@ def test_an_engine_that_never_rests_over_a_folder_that_is_never_well(memory: typ
                 time.sleep(0.002)
         ledger.finish(backend)
         assert recording.breaches == []
-        assert hits > 0
-        assert engine.total("loads", "loaded") > 100
-        assert engine.total("stores", "stored") > 20
+        assert done_enough()
         # What was bad is known as bad or was never read; after a store and a load of everything, everything is right.
         for start in range(0, 200, 50):
             some = [key(number) for number in range(start, start + 50)]

@@ -143,7 +143,7 @@ def test_a_store_that_asks_for_fewer_requests_is_left_alone_for_so_long(new_engi
 @pytest.mark.parametrize("wish", [None, "soon", math.nan, -1.0, True])
 def test_a_wish_that_is_no_time_is_no_reason_to_fail(wish: Any, new_engine: NewEngine) -> None:
     backend = faulty(Fault("get", Say(GetResult.failed(ThrottledError("slow down", retry_after_s=wish))), names=only(0), times=1))
-    engine = new_engine(backend, load_timeout_s=5.0)
+    engine = new_engine(backend)
     engine.store([key(0)])
     assert engine.load([key(0)]).success
 
@@ -159,7 +159,7 @@ def test_a_wish_beyond_the_deadline_fails_at_once(new_engine: NewEngine) -> None
 def test_retries_are_spread(new_engine: NewEngine) -> None:
     """Full jitter: clients that failed together do not come back together."""
     backend = RecordingBackend(faulty(Fault("get", Raise(), names=only(*range(20)), times=20)))
-    engine = new_engine(backend, batch_records=1, retry_base_s=0.05, breaker_failures=100, load_timeout_s=5.0)
+    engine = new_engine(backend, batch_records=1, retry_base_s=0.05, breaker_failures=100)
     engine.store(keys(20))
     jobs = [engine.submit_load([key(number)], rows=[number]) for number in range(20)]
     assert all(engine.result(job).success for job in jobs)

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tier_bench import key, keys
+from tier_bench import LIMIT_S, key, keys
 
 from kvstore_sdk.tier import JobResult
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
@@ -76,7 +76,7 @@ def test_threads_that_end_one_job_at_once_make_one_result() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(LIMIT_S)
         [result] = results
         assert len(result.done) + len(result.failed) == 8
         assert counted.count(True) == 8

@@ -90,12 +90,12 @@ def test_one_time_by_does_a_bounded_share_of_what_waits(new_engine: NewEngine, m
 
 
 def test_what_was_answered_while_nobody_came_by_is_neither_late_nor_lost(new_engine: NewEngine) -> None:
-    engine = new_engine(load_timeout_s=0.3)
+    engine = new_engine(load_timeout_s=3.0)
     engine.store(keys(4))
     engine.wait(engine.in_rest)
     job = engine.submit_load(keys(4))
     engine.tier.flush()
-    time.sleep(1.0)
+    time.sleep(3.2)
     assert engine.result(job).success
     assert engine.total("abandoned_calls") == 0
     assert engine.tier.metrics.gauge_value("breaker_open", "read") == 0
@@ -103,11 +103,15 @@ def test_what_was_answered_while_nobody_came_by_is_neither_late_nor_lost(new_eng
 
 def test_a_call_that_hangs_costs_its_job_in_time_and_holds_its_row_until_it_returns(new_engine: NewEngine) -> None:
     backend = faulty()
-    engine = new_engine(backend, load_timeout_s=0.3, breaker_failures=100)
+    engine = new_engine(backend, breaker_failures=100)
     engine.store(keys(2))
     engine.wait(engine.in_rest)
     backend.arm(Fault("get", Hang(), times=1))
-    result = engine.load([key(0)], rows=[7])
+    job = engine.submit_load([key(0)], rows=[7])
+    engine.step()
+    assert backend.wait_hanging()
+    engine.time_is_up()
+    result = engine.result(job)
     assert result.failed == (key(0),)
     assert result.held == (7,)
     engine.steps(0.6)
@@ -128,11 +132,12 @@ def test_drain_comes_by_itself(new_engine: NewEngine) -> None:
 
 def test_close_takes_in_what_it_ends_and_settles_what_was_in_doubt(new_engine: NewEngine) -> None:
     backend = faulty()
-    engine = new_engine(backend, load_timeout_s=0.1, close_timeout_s=4.0)
+    engine = new_engine(backend)
     engine.store(keys(2))
     engine.wait(engine.in_rest)
     # It hangs until the backend is closed.
     backend.arm(Fault("get", Hang()))
+    engine.set_timeouts(load_timeout_s=2.0)
     assert engine.load(keys(2)).failed == tuple(keys(2))
     engine.wait(lambda: engine.tier._work.in_doubt)
     engine.tier.close()

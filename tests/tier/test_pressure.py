@@ -49,6 +49,7 @@ def test_a_store_that_hangs_leaves_rows_for_everything_else(new_engine: NewEngin
     assert engine.total("loads", "missing") == 2
     more = engine.submit_store(keys(1, start=50), rows=[7])
     assert engine.result(more).failed
+    engine.time_is_up()
     assert engine.result(job).done == ()
 
 

@@ -45,18 +45,18 @@ LIMIT_S = 20.0
 
 FAST = {
     "io_threads": 4,
-    "lookup_timeout_s": 0.5,
-    "load_timeout_s": 1.0,
-    "store_timeout_s": 1.0,
-    "drain_timeout_s": 1.0,
-    "close_timeout_s": 1.0,
+    "lookup_timeout_s": LIMIT_S,
+    "load_timeout_s": LIMIT_S,
+    "store_timeout_s": LIMIT_S,
+    "drain_timeout_s": LIMIT_S,
+    "close_timeout_s": LIMIT_S,
     "retry_base_s": 0.002,
     "breaker_probe_s": 0.1,
     "health_probe_s": 0.0,
     "staging_bytes": 64 * SLOT_BYTES,
     "max_quarantined_bytes": 48 * SLOT_BYTES,
 }
-"""Settings with which what goes wrong does so within a test."""
+"""Settings with which what goes wrong does so within a test, but for what ends by its time: see `Engine.set_timeouts`."""
 
 PATIENT = {name: LIMIT_S for name in FAST if name.endswith("_timeout_s")}
 """Settings with which nothing ends by its time alone, however long the machine stands still."""
@@ -303,6 +303,23 @@ class Engine:
 
     def load(self, some_keys: Sequence[bytes], rows: Iterable[int] | None = None) -> JobResult:
         return self.result(self.submit_load(some_keys, rows))
+
+    def set_timeouts(self, **seconds: float) -> None:
+        """Change time-outs from now on. What ends by its time in a test begins after this, and what must not end so before it: no machine
+        is so quick that a tenth of a second is enough for anything."""
+        for name, value in seconds.items():
+            object.__setattr__(self.tier._settings, name, value)
+        self.tier._table._timeout_s = self.tier._settings.lookup_timeout_s
+
+    def time_is_up(self) -> None:
+        """What is under way has no time left, as if all of it had gone by."""
+        self.tier._watch.look(time.monotonic() + 10 * LIMIT_S)
+        self.tier._watch.at_s = 0.0
+
+    def period_passes(self) -> None:
+        """Breakers that are open let one through, as if `breaker_probe_s` had gone by."""
+        for breaker in (self.tier._exists, self.tier._get, self.tier._put):
+            breaker._next_trial_s = breaker._held_until_s = 0.0
 
     # What can be seen.
 

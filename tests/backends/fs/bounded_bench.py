@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore_sdk.backend import Deadline
+from kvstore_sdk.backend import Deadline, Put, PutResult, PutStatus
 from kvstore_sdk_backends.fs import FsBackend
 
 PAGE = 4096
+LIMIT_S = 30.0
 
 
 def later() -> Deadline:
-    return Deadline.after(30.0)
+    return Deadline.after(LIMIT_S)
 
 
 def record(number: int, size: int = PAGE) -> bytes:
@@ -32,11 +33,20 @@ def bytes_of(folder: Path) -> int:
     return total
 
 
-def eventually(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
+def eventually(true: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     until_s = time.monotonic() + limit_s
     while not true() and time.monotonic() < until_s:
         time.sleep(0.005)
     return true()
+
+
+def ask_in_vain(store: FsBackend, item: Put, timeout_s: float = 1.5) -> PutResult:
+    """The answer to a put for which no room comes. One that the machine kept from saying so before its deadline is asked again."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        [result] = store.put([item], Deadline.after(timeout_s))
+        if result.status is not PutStatus.TIMED_OUT or time.monotonic() > until_s:
+            return result
 
 
 def is_counted(store: FsBackend) -> bool:

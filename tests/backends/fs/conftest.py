@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from kvstore_sdk_backends.fs import evictor, lease, space
+
 # For the modules that tests share.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -101,6 +103,19 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
+
+
+@pytest.fixture
+def set_lease(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Makes leases of this process last so many seconds: few, to see one run out, or more than the machine stands still."""
+
+    def set_it(lease_s: float) -> None:
+        for module in (lease, evictor, space):
+            monkeypatch.setattr(module, "LEASE_S", lease_s)
+        monkeypatch.setattr(lease, "SETTLE_S", min(0.1, lease_s / 20))
+        monkeypatch.setattr(space, "_AGAIN_S", lease_s / 4)
+
+    return set_it
 
 
 @pytest.fixture

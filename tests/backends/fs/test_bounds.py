@@ -17,10 +17,18 @@ from kvstore_sdk_backends.fs import backend as backend_module
 
 NAME = "v1/" + "0" * 32 + "/ab/" + "ab" * 32 + "-g0"
 RECORD = os.urandom(65536)
+LIMIT_S = 30.0
+HANG_S = 100.0
+"""Longer than anybody here waits for what may hang."""
 
 
 def later() -> Deadline:
-    return Deadline.after(30.0)
+    return Deadline.after(LIMIT_S)
+
+
+def sleep_past(deadline: Deadline) -> None:
+    while not deadline.expired:
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -41,20 +49,21 @@ def test_a_put_that_runs_out_of_time_is_given_up_between_two_chunks(
 ) -> None:
     monkeypatch.setattr(io, "CHUNK_BYTES", 8192)
     written: list[int] = []
+    items = [desk.put_item(name, RECORD) for name in (NAME, "next")]
+    deadline = Deadline.after(3.0)
 
     def write(real: Any, fd: int, views: list[memoryview], at: int) -> int:
-        time.sleep(0.1)
         done: int = real(fd, views, at)
         written.append(done)
+        if len(written) == 2:
+            sleep_past(deadline)
         return done
 
     disk.replace("pwritev", write)
-    item = desk.put_item(NAME, RECORD)
-    start_s = time.monotonic()
-    [result, second] = store.put([item, desk.put_item("next", RECORD)], Deadline.after(0.15))
-    assert time.monotonic() - start_s < 0.6
-    assert (result.status, second.status) == (PutStatus.TIMED_OUT, PutStatus.TIMED_OUT)
-    assert written == [8192] * 2
+    assert [result.status for result in store.put(items, deadline)] == [PutStatus.TIMED_OUT] * 2
+    # Of eight; the machine may have stood still before that.
+    assert len(written) <= 2
+    assert set(written) <= {8192}
     nothing_there()
 
 
@@ -125,26 +134,29 @@ class Hung:
             if first:
                 done = real(*args, **kwargs)
             self.reached.set()
-            self.go.wait(30)
+            self.go.wait(HANG_S)
             return done if first else real(*args, **kwargs)
 
         disk.replace(step, wait)
 
 
-def test_close_waits_for_running_puts_and_they_answer(folder: Path, store: FsBackend, desk: Any, disk: Any) -> None:
+def test_close_waits_for_running_puts_and_they_answer(
+    folder: Path, store: FsBackend, desk: Any, disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_module, "CLOSE_WAIT_S", LIMIT_S)
     hung = Hung(disk, "pwritev")
     items = [desk.put_item(name, RECORD) for name in ("a", "b")]
     results: list[Any] = []
     caller = threading.Thread(target=lambda: results.extend(store.put(items, later())), name="caller")
     caller.start()
-    assert hung.reached.wait(10)
+    assert hung.reached.wait(LIMIT_S)
     closer = threading.Thread(target=store.close, name="closer")
     closer.start()
     closer.join(0.1)
     assert closer.is_alive()
     hung.go.set()
-    caller.join(30)
-    closer.join(30)
+    caller.join(LIMIT_S)
+    closer.join(LIMIT_S)
     assert [result.status for result in results] == [PutStatus.CLOSED] * 2
     assert not (folder / "a").exists()
     assert list((folder / ".kvstore/tmp").iterdir()) == []
@@ -158,15 +170,14 @@ def test_close_is_bounded_when_a_put_hangs(folder: Path, store: FsBackend, desk:
     item = desk.put_item(NAME, RECORD)
     caller = threading.Thread(target=lambda: results.extend(store.put([item], later())), name="caller")
     caller.start()
-    assert hung.reached.wait(10)
-    start_s = time.monotonic()
+    assert hung.reached.wait(LIMIT_S)
     store.close()
-    assert time.monotonic() - start_s < 2
+    assert caller.is_alive(), "close waited for the put"
     [answer] = store.exists([NAME], later())
     assert isinstance(answer, Failure)
     assert isinstance(answer.error, ClosedError)
     hung.go.set()
-    caller.join(30)
+    caller.join(LIMIT_S)
     assert [result.status for result in results] == [PutStatus.CLOSED]
     assert not (folder / NAME).exists()
     assert list((folder / ".kvstore/tmp").iterdir()) == []
@@ -176,14 +187,13 @@ def test_close_is_bounded_when_the_filesystem_hangs(store: FsBackend, disk: Any,
     """LIV-07: nothing runs, but removing the writer's folder does not come back."""
     monkeypatch.setattr(backend_module, "CLOSE_WAIT_S", 0.1)
     hung = Hung(disk, "rmdir", first=False)
-    start_s = time.monotonic()
     store.close()
-    assert time.monotonic() - start_s < 2
-    assert hung.reached.is_set()
+    assert hung.reached.wait(LIMIT_S)
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("fs close")]
+    assert left, "close waited for the filesystem"
     hung.go.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("fs close"):
-            thread.join(30)
+    for thread in left:
+        thread.join(LIMIT_S)
 
 
 def test_one_hung_get_does_not_stop_the_others(store: FsBackend, desk: Any, disk: Any) -> None:
@@ -195,10 +205,10 @@ def test_one_hung_get_does_not_stop_the_others(store: FsBackend, desk: Any, disk
     results: list[Any] = []
     caller = threading.Thread(target=lambda: results.extend(store.get([slow], later())), name="caller")
     caller.start()
-    assert hung.reached.wait(10)
+    assert hung.reached.wait(LIMIT_S)
     disk.mend()
-    assert store.get([fast], Deadline.after(5))[0].status is GetStatus.FOUND
+    assert store.get([fast], later())[0].status is GetStatus.FOUND
     assert desk.put(store, "new", RECORD).status is PutStatus.STORED
     hung.go.set()
-    caller.join(30)
+    caller.join(LIMIT_S)
     assert [result.status for result in results] == [GetStatus.FOUND]

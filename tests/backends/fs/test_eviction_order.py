@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import shutil
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,7 +260,5 @@ def test_a_pass_looks_at_some_ten_records_for_each_that_goes(root: Path, monkeyp
         return real(self, entries)
 
     monkeypatch.setattr(Victims, "_look", look)
-    began_s = time.monotonic()
     assert evict(some, some.oldest(), 2000) == 2000
     assert looked < 14 * 2000
-    assert time.monotonic() - began_s < 60

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded_bench import PAGE, bytes_of, eventually, record
+from bounded_bench import LIMIT_S, PAGE, ask_in_vain, bytes_of, eventually, later, record
 
 from kvstore_sdk.backend import Deadline, NoSpaceError, PutStatus
 from kvstore_sdk_backends.fs import FsBackend, tempfiles
-from kvstore_sdk_backends.fs import evictor as evictor_module
 from kvstore_sdk_backends.fs import lease as lease_module
 from kvstore_sdk_backends.fs import space as space_module
 from kvstore_sdk_backends.fs.ledger import Ledger, Reading
@@ -61,6 +60,11 @@ class LedgerFile:
         found = self.read()
         return found.owner == store._records.identity() and not found.counting
 
+    def comes_to_be_led_by(self, store: FsBackend, desk: Any) -> bool:
+        """Where the machine stood still for a short lease its owner gave it up, and takes it again when somebody asks for room."""
+        numbers = itertools.count()
+        return eventually(lambda: self.is_led_by(store) or (desk.put(store, f"asks/{next(numbers)}", record(1)) and False))
+
 
 @pytest.fixture
 def ledger(folder: Path) -> LedgerFile:
@@ -68,13 +72,13 @@ def ledger(folder: Path) -> LedgerFile:
 
 
 @pytest.fixture
-def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
-    lease_s = 0.4
-    for module in (lease_module, evictor_module, space_module):
-        monkeypatch.setattr(module, "LEASE_S", lease_s)
-    monkeypatch.setattr(lease_module, "SETTLE_S", lease_s / 20)
-    monkeypatch.setattr(space_module, "_AGAIN_S", lease_s / 4)
-    return lease_s
+def short_lease(set_lease: Callable[[float], None]) -> float:
+    set_lease(0.4)
+    return 0.4
+
+
+def evictors() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kvstore-fs-evictor"]
 
 
 def test_one_of_those_that_share_a_folder_evicts(
@@ -85,15 +89,22 @@ def test_one_of_those_that_share_a_folder_evicts(
         for place, store in enumerate(stores):
             assert desk.put(store, f"{place}/{number}", record(number)).status is PutStatus.STORED
             assert bytes_of(folder) <= 10 * PAGE
-    assert len([thread for thread in threading.enumerate() if thread.name == "kvstore-fs-evictor"]) == 1
+    assert len(evictors()) == 1
     assert sum(bool(store.evicted_records) for store in stores) == 1
     # Each count may count one record twice that was stored meanwhile, and evict one for it.
     assert 0 <= sum(store.evicted_records for store in stores) - (3 * MANY - 10) <= 3 * MANY // 10
 
 
 def test_the_lease_of_a_killed_process_of_this_host_is_taken_at_once(
-    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, child: Callable[..., Any], ledger: LedgerFile, tmp_path: Path
+    open_folder: Callable[..., FsBackend],
+    folder: Path,
+    desk: Any,
+    child: Callable[..., Any],
+    ledger: LedgerFile,
+    tmp_path: Path,
+    set_lease: Callable[[float], None],
 ) -> None:
+    set_lease(LIMIT_S)
     note = tmp_path / "note"
     note.touch()
     hoarder = child("hoard", folder, 20 * 65536, 0, 1_000_000, note)
@@ -107,7 +118,8 @@ def test_the_lease_of_a_killed_process_of_this_host_is_taken_at_once(
     for number in range(MANY):
         assert desk.put(store, f"b/{number}", record(number, 65536)).status is PutStatus.STORED
         assert bytes_of(folder) <= 20 * 65536
-    assert time.monotonic() - began_s < lease_module.LEASE_S / 2
+    # For half of it who stood still while he took it over waits.
+    assert time.monotonic() - began_s < LIMIT_S - 5
     assert ledger.is_led_by(store)
     # Nothing is kept for it any more.
     assert eventually(lambda: [*ledger.body()["members"]] == [store._records.identity()])
@@ -125,9 +137,8 @@ def test_the_lease_of_another_host_is_taken_when_it_has_run_out(
     store = open_folder(max_bytes=10 * PAGE)
     assert desk.put(store, "a", record(1)).status is PutStatus.STORED
     took_s = time.monotonic() - began_s
-    assert ledger.is_led_by(store)
+    assert ledger.comes_to_be_led_by(store, desk)
     assert took_s >= (0.0 if clock_s > 0 else short_lease)
-    assert took_s < 10
 
 
 def test_the_bound_of_an_owner_that_is_gone_is_not_kept(
@@ -141,25 +152,22 @@ def test_the_bound_of_an_owner_that_is_gone_is_not_kept(
 
 
 def test_a_living_owner_elsewhere_keeps_the_lease(
-    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, short_lease: float
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, short_lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = Ledger.read
+
+    def read_while_it_lives(self: Ledger) -> Reading:
+        os.utime(ledger.path)
+        return real(self)
+
     open_folder().close()
     ledger.write(owner=ELSEWHERE, max_bytes=10 * PAGE)
-    store = open_folder(max_bytes=10 * PAGE)
-    over = threading.Event()
-
-    def live() -> None:
-        while not over.wait(short_lease / 8):
-            os.utime(ledger.path)
-
-    other = threading.Thread(target=live, name="elsewhere")
-    other.start()
-    try:
-        [result] = store.put([desk.put_item("a", record(1))], Deadline.after(4 * short_lease))
+    with monkeypatch.context() as living:
+        # Whenever somebody looks it has just been touched, however long the machine stood still.
+        living.setattr(Ledger, "read", read_while_it_lives)
+        store = open_folder(max_bytes=10 * PAGE)
+        result = ask_in_vain(store, desk.put_item("a", record(1)), 4 * short_lease)
         assert isinstance(result.error, NoSpaceError)
-    finally:
-        over.set()
-        other.join(10)
     assert ledger.body()["owner"] == ELSEWHERE
     assert desk.put(store, "a", record(1)).status is PutStatus.STORED
 
@@ -177,13 +185,13 @@ def test_who_lost_the_lease_writes_and_evicts_no_more(
     assert ledger.body()["owner"] == ELSEWHERE
     assert ledger.body()["members"] == {ELSEWHERE: [1, 5, 0, 0, 10 * PAGE, 0]}
     assert store.evicted_records == 0
-    assert [thread for thread in threading.enumerate() if thread.name == "kvstore-fs-evictor"] == []
+    assert eventually(lambda: not evictors())
     store.close()
     assert ledger.body()["owner"] == ELSEWHERE
 
 
 def test_grants_of_the_last_owner_are_honoured_until_they_run_out(
-    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, short_lease: float
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, set_lease: Callable[[float], None]
 ) -> None:
     """ATM-09: a member on another host may be writing what its evictor, dead by now, had granted it."""
     before = open_folder()
@@ -192,11 +200,15 @@ def test_grants_of_the_last_owner_are_honoured_until_they_run_out(
     before.close()
     ledger.write(owner=ELSEWHERE, max_bytes=10 * PAGE, members={ELSEWHERE: [7, 100 * PAGE, 96 * PAGE, 0, 10 * PAGE, 0]})
     ledger.age(100)
+    lease_s = 2.0
+    set_lease(lease_s)
+    began_s = lease_module.boot_s()
     store = open_folder(max_bytes=10 * PAGE)
     for number in range(4):
         desk.put(store, f"b/{number}", record(number))
-        assert bytes_of(folder) + 4 * PAGE <= 10 * PAGE
-    time.sleep(short_lease)
+        there = bytes_of(folder)
+        assert there + 4 * PAGE <= 10 * PAGE or lease_module.boot_s() - began_s >= lease_s
+    time.sleep(lease_s)
     # Nothing was heard of it: what it was granted is taken for written, then the files are counted, and it was not.
     for number in range(8):
         desk.put(store, f"c/{number}", record(number))
@@ -225,18 +237,21 @@ def test_two_hosts_keep_one_bound(
     statuses: list[PutStatus] = []
 
     def run(store: FsBackend, puts: list[Any]) -> None:
-        statuses.extend(store.put([put], Deadline.after(30))[0].status for put in puts)
+        statuses.extend(store.put([put], later())[0].status for put in puts)
 
     threads = [threading.Thread(target=run, args=pair, name="storing") for pair in zip(stores, items, strict=True)]
     for thread in threads:
         thread.start()
     most = 0
     while any(thread.is_alive() for thread in threads):
-        most = max(most, bytes_of(folder))
+        began_s = time.monotonic()
+        there = bytes_of(folder)
+        # A walk is not of one moment, and says nothing when the machine stood still meanwhile.
+        if time.monotonic() - began_s < 0.01:
+            most = max(most, there)
     for thread in threads:
-        thread.join(30)
+        thread.join(LIMIT_S)
     assert statuses == [PutStatus.STORED] * 4 * MANY
-    # A walk is not of one moment.
     assert most <= (20 + 4) * PAGE
     assert bytes_of(folder) <= 20 * PAGE
     # The one that evicts goes: the others go on, when its lease was given up, or has run out.
@@ -255,17 +270,16 @@ def test_of_many_that_take_the_lease_at_once_one_has_it(
         items = [desk.put_item(f"{turn}/{place}", record(place)) for place in range(6)]
         results: list[Any] = []
         threads = [
-            threading.Thread(target=lambda s=store, i=item, r=results: r.extend(s.put([i], Deadline.after(30))), name="storing")
+            threading.Thread(target=lambda s=store, i=item, r=results: r.extend(s.put([i], later())), name="storing")
             for store, item in zip(stores, items, strict=True)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(40)
+            thread.join(2 * LIMIT_S)
         assert [result.status for result in results] == [PutStatus.STORED] * 6
         assert bytes_of(folder) <= 30 * PAGE
-    assert eventually(lambda: len([t for t in threading.enumerate() if t.name == "kvstore-fs-evictor"]) == 1)
-    assert sum(ledger.is_led_by(store) for store in stores) == 1
+    assert eventually(lambda: len(evictors()) == sum(ledger.is_led_by(store) for store in stores) == 1)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +315,7 @@ def test_a_ledger_that_cannot_be_understood_is_replaced(
         path.write_text(texts[rubbish])
     store = open_folder(max_bytes=10 * PAGE)
     if rubbish == "full folder":
-        [result] = store.put([desk.put_item("a", record(1))], Deadline.after(1.5))
-        assert result.status is PutStatus.FAILED
+        assert ask_in_vain(store, desk.put_item("a", record(1))).status is PutStatus.FAILED
         shutil.rmtree(path)
     for number in range(MANY):
         assert desk.put(store, f"b/{number}", record(number)).status is PutStatus.STORED
@@ -329,9 +342,10 @@ def test_other_files_beside_the_ledger_are_left_alone(
 
 
 def test_a_stopped_process_comes_back_to_a_grant_that_has_run_out(
-    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, monkeypatch: pytest.MonkeyPatch
+    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, monkeypatch: pytest.MonkeyPatch, set_lease: Callable[[float], None]
 ) -> None:
     """It asks again, whatever it had left."""
+    set_lease(20.0)
     store = open_folder(max_bytes=1000 * PAGE)
     desk.put(store, "a", record(1))
     assert store._space
@@ -395,11 +409,11 @@ class Stop:
     def __call__(self, *args: Any) -> Any:
         if self._only(*args) and not self._reached.is_set():
             self._reached.set()
-            self._over.wait(60)
+            self._over.wait(100)
         return self._real(*args)
 
     def wait(self) -> None:
-        assert self._reached.wait(30)
+        assert self._reached.wait(LIMIT_S)
 
     def go_on(self) -> None:
         self._over.set()
@@ -452,12 +466,12 @@ def test_an_owner_that_wrote_over_its_successor_grants_nothing_that_it_knows_no_
     """Neither does the successor: both begin with a count, when what the other had granted has run out."""
     old, new = open_on("a"), open_on("b")
     fill(desk, old, "a", 5, folder)
-    assert eventually(lambda: ledger.is_led_by(old))
+    assert ledger.comes_to_be_led_by(old, desk)
     stop = stopped_between_look_and_write(old, where, monkeypatch)
     try:
         fill(desk, new, "b", 90, folder)
         stop.wait()
-        assert ledger.is_led_by(new)
+        assert ledger.comes_to_be_led_by(new, desk)
     finally:
         late_s = lease_module.boot_s()
         stop.go_on()
@@ -469,7 +483,7 @@ def test_an_owner_that_wrote_over_its_successor_grants_nothing_that_it_knows_no_
     assert lease_module.boot_s() - late_s >= short_lease / 2
     for turn, store in enumerate(stores):
         fill(desk, store, f"d{turn}", 60, folder)
-    assert sum(ledger.is_led_by(store) for store in stores) == 1
+    assert ledger.is_led_by(stores[0]) or ledger.comes_to_be_led_by(stores[1], desk)
 
 
 def test_a_farewell_that_comes_late_is_not_taken_for_the_successors(
@@ -492,11 +506,11 @@ def test_a_farewell_that_comes_late_is_not_taken_for_the_successors(
         fill(desk, new, "b", 90, folder)
     finally:
         stop.go_on()
-        closing.join(30)
-    assert ledger.is_led_by(new)
-    assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "kvstore-fs-evictor"][1:])
+        closing.join(LIMIT_S)
+    assert ledger.comes_to_be_led_by(new, desk)
+    assert eventually(lambda: not evictors()[1:])
     fill(desk, new, "c", 60, folder)
-    assert ledger.is_led_by(new)
+    assert ledger.comes_to_be_led_by(new, desk)
 
 
 def test_of_two_that_take_over_the_one_that_was_stopped_knows_it(
@@ -514,27 +528,33 @@ def test_of_two_that_take_over_the_one_that_was_stopped_knows_it(
     before.close()
     results: list[Any] = []
     item = desk.put_item("b", record(1))
-    putting = threading.Thread(target=lambda: results.extend(slow.put([item], Deadline.after(30))), name="putting")
+    putting = threading.Thread(target=lambda: results.extend(slow.put([item], later())), name="putting")
     putting.start()
     try:
         stop.wait()
         quick = open_on("c")
         fill(desk, quick, "c", 90, folder)
-        assert ledger.is_led_by(quick)
+        assert ledger.comes_to_be_led_by(quick, desk)
     finally:
         late_s = lease_module.boot_s()
         stop.go_on()
-    assert eventually(lambda: ledger.is_led_by(slow))
+    assert ledger.comes_to_be_led_by(slow, desk)
     assert lease_module.boot_s() - late_s >= short_lease / 2
-    putting.join(30)
+    putting.join(LIMIT_S)
     assert [result.status for result in results] == [PutStatus.STORED]
     for store, prefix in ((quick, "d"), (slow, "e")):
         fill(desk, store, prefix, 60, folder)
 
 
 def test_who_was_stopped_while_nobody_took_over_goes_on_without_a_count(
-    open_folder: Callable[..., FsBackend], folder: Path, desk: Any, ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, short_lease: float
+    open_folder: Callable[..., FsBackend],
+    folder: Path,
+    desk: Any,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    set_lease: Callable[[float], None],
 ) -> None:
+    set_lease(2.0)
     store = open_folder(max_bytes=BOUND * PAGE)
     fill(desk, store, "a", 5, folder)
     assert store._space
@@ -542,7 +562,7 @@ def test_who_was_stopped_while_nobody_took_over_goes_on_without_a_count(
     stop = Stop(store._space._ledger.touch)
     monkeypatch.setattr(store._space._ledger, "touch", stop)
     stop.wait()
-    time.sleep(2 * short_lease)
+    time.sleep(4.0)
     stop.go_on()
     fill(desk, store, "b", 20, folder)
     assert store._space._evictor._counted_at == counted_at
@@ -561,9 +581,10 @@ def test_a_ledger_that_does_not_know_all_grants_is_taken_over_when_they_have_run
 
 
 def test_an_answer_that_comes_late_is_asked_for_again(
-    open_folder: Callable[..., FsBackend], desk: Any, monkeypatch: pytest.MonkeyPatch
+    open_folder: Callable[..., FsBackend], desk: Any, monkeypatch: pytest.MonkeyPatch, set_lease: Callable[[float], None]
 ) -> None:
     """It may be one that an old owner wrote over a successor's ledger."""
+    set_lease(20.0)
     store = open_folder(max_bytes=1000 * PAGE)
     desk.put(store, "a", record(1))
     space = store._space

@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_backends.fs import FsBackend, backend, open_fs
 from kvstore_sdk_backends.fs import folder as folder_module
 
+LIMIT_S = 30.0
 MARKER = {"format": "kvstore-sdk folder", "version": 1}
 
 
@@ -185,7 +185,7 @@ def test_a_link_to_a_folder_is_a_folder(folder: Path, tmp_path: Path, open_folde
 
 def test_a_slash_at_the_end_is_no_part_of_the_path(folder: Path, open_folder: Callable[..., FsBackend], desk: Any) -> None:
     desk.put(open_folder(f"{folder}/"), "a", b"x")
-    assert open_folder().exists(["a"], Deadline.after(5)) == [True]
+    assert open_folder().exists(["a"], Deadline.after(LIMIT_S)) == [True]
 
 
 def test_a_folder_without_permission_is_refused(public_folder: Path) -> None:
@@ -221,14 +221,14 @@ def test_read_only_creates_changes_and_removes_nothing(folder: Path, open_folder
     result = desk.put(reader, "b", b"x")
     assert result.status is PutStatus.FAILED
     assert isinstance(result.error, ReadOnlyError)
-    [deleted] = reader.delete(["a"], Deadline.after(5))
+    [deleted] = reader.delete(["a"], Deadline.after(LIMIT_S))
     assert not isinstance(deleted, DeleteStatus)
     assert isinstance(deleted.error, ReadOnlyError)
     with pytest.raises(ReadOnlyError, match="read_only"):
         reader.sweep()
     assert desk.get(reader, "a", 1)[0].status is GetStatus.FOUND
-    assert [entry.name for entry in reader.list("", Deadline.after(5)).entries] == ["a"]
-    assert reader.usage(Deadline.after(5)).records == 1
+    assert [entry.name for entry in reader.list("", Deadline.after(LIMIT_S)).entries] == ["a"]
+    assert reader.usage(Deadline.after(LIMIT_S)).records == 1
     reader.close()
     assert (everything(folder), os.stat(folder).st_mtime_ns, os.stat(folder / ".kvstore/tmp").st_mtime_ns) == before
 
@@ -238,7 +238,7 @@ def test_read_only_wants_a_folder_but_no_marker(folder: Path, open_folder: Calla
     assert "read_only creates nothing" in refused(folder, read_only=True)
     assert not folder.exists()
     folder.mkdir()
-    assert open_folder(read_only=True).exists(["a"], Deadline.after(5)) == [False]
+    assert open_folder(read_only=True).exists(["a"], Deadline.after(LIMIT_S)) == [False]
     assert everything(folder) == []
 
 
@@ -276,7 +276,7 @@ def test_a_dead_mount_ends_the_opening_with_the_step_it_waits_for(monkeypatch: p
     real = folder_module.inspect
 
     def hang(root: str, read_only: bool) -> bool:
-        answers.wait(30)
+        answers.wait(LIMIT_S)
         return real(root, read_only)
 
     monkeypatch.setattr(backend, "inspect", hang)
@@ -285,7 +285,7 @@ def test_a_dead_mount_ends_the_opening_with_the_step_it_waits_for(monkeypatch: p
         open_fs(str(folder))
     answers.set()
     thread = next(thread for thread in threading.enumerate() if thread.name == f"fs open {folder}")
-    thread.join(30)
+    thread.join(LIMIT_S)
     assert everything(folder) == [".kvstore", ".kvstore/format.json", ".kvstore/tmp"]
 
 
@@ -326,7 +326,7 @@ def test_two_that_open_a_new_folder_at_once_both_succeed(folder: Path) -> None:
         failed: list[BaseException] = []
 
         def run(where: Path = where, start: threading.Barrier = start, failed: list[BaseException] = failed) -> None:
-            start.wait(10)
+            start.wait(LIMIT_S)
             try:
                 open_fs(str(where)).close()
             except BaseException as error:
@@ -337,7 +337,7 @@ def test_two_that_open_a_new_folder_at_once_both_succeed(folder: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(LIMIT_S)
         assert failed == []
         assert everything(where) == [".kvstore", ".kvstore/format.json", ".kvstore/tmp"]
 
@@ -351,7 +351,5 @@ def test_opening_a_large_store_does_not_read_it(
     looked_at: list[str] = []
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: looked_at.append(str(path)) or real(path))
-    start_s = time.monotonic()
     open_folder()
     assert [path for path in looked_at if "/v1" in path] == []
-    assert time.monotonic() - start_s < 5
