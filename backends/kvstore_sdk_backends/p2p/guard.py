@@ -35,6 +35,7 @@ _STRANGER_BYTES = 64 << 10
 are on the wire."""
 _MAX_UNREAD_BYTES = 16 << 20
 """Some peers ask as much in a second in which this node reads nothing; whom it ends, begins anew."""
+_MOST_REASONS = 64
 _TURN = 2048
 """Events that are read before the loop does something else."""
 
@@ -81,6 +82,9 @@ class Guard:
         self._notices = Notices()
         self._open: dict[int, _Connection] = {}  # the oldest first
         self._failure: tuple[int, int] | None = None
+        # Why a connection was refused whose host is not known, and since when no other one was for the same.
+        self._nameless: dict[str, float] = {}
+        self._named = Notices()
         self._socket = socket
         events = f"inproc://kvstore-p2p-guard-{os.urandom(8).hex()}"
         socket.monitor(events, _EVENTS)
@@ -175,6 +179,10 @@ class Guard:
             elif connection.unread.bytes > _STRANGER_BYTES:
                 self._end(descriptor, connection)
                 self._say(connection.host, f"it sent more than {_STRANGER_BYTES} bytes without a session")
+        for why in [why for why, since in self._nameless.items() if since < late]:
+            del self._nameless[why]
+            if self._named.due(why) is not None:
+                logger.warning("%s: refused a connection: %s", self._label, why)
         left = {descriptor: connection for descriptor, connection in self._open.items() if not connection.ended}
         while sum(connection.unread.bytes for connection in left.values()) > self._max_unread_bytes:
             descriptor = max(left, key=lambda descriptor: left[descriptor].unread.bytes)
@@ -201,8 +209,15 @@ class Guard:
                 copy.shutdown(sockets.SHUT_RDWR)
 
     def _say(self, host: str, why: str) -> None:
-        if why and (unsaid := self._notices.due((host, why))) is not None:
-            logger.warning("%s: refused %s: %s%s", self._label, host or "a connection", why, Notices.more(unsaid))
+        if not why:
+            return
+        if host:
+            self._nameless.pop(why, None)
+            self._named.due(why)
+            self._notices.say(logger.warning, (host, why), "%s: refused %s: %s", self._label, host, why)
+        elif len(self._nameless) < _MOST_REASONS:
+            # It was gone before it was looked at. Most come again, and are known then.
+            self._nameless.setdefault(why, time.monotonic())
 
 
 def _descriptor_of(frame: zmq.Frame) -> int:
