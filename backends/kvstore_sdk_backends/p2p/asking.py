@@ -95,7 +95,8 @@ class Asking:
         return [absent if name in hunt.missing else True for name in names]
 
     async def get(self, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> list[GetResult]:
-        """Look up what is not known, fetch, and do both once more: a peer that has lost a record, or is lost, may not be the only one.
+        """Look up what is not known, fetch, and do both once more: a peer that has lost a record may not be the only one, and one whose
+        session was lost may have another one at once.
 
         Each get has one buffer at most. `opened` gets what may be in doubt, whatever becomes of this call.
         """
@@ -103,10 +104,13 @@ class Asking:
         answers: dict[str, GetResult] = {}
         left = {get.name: get for get in gets}
         avoid: set[Peer] = set()
+        lost = False
         for last in (False, True):
             unknown = [name for name in left if self._places.of(name) is None]
             if unknown:
                 hunt = await self._lookups.find(unknown, until_s, avoid=avoid)
+                if lost or hunt.failure() is not None:
+                    hunt = await self._lookups.find_again(hunt, until_s)
                 failure = hunt.failure()
                 for name in hunt.missing:
                     del left[name]
@@ -124,8 +128,13 @@ class Asking:
                     groups.setdefault((place.peer, place.link), []).append(get)
             began_s = time.monotonic()
             fetched = await _all(self._fetch(link, group, until_s, opened) for (_, link), group in groups.items())
-            for (peer, _), group, results in zip(groups, groups.values(), fetched, strict=True):
-                if self._is_of_no_use(peer, results, began_s):
+            for (peer, link), group, results in zip(groups, groups.values(), fetched, strict=True):
+                if link.ended and {GetStatus.FAILED} <= {result.status for result in results} <= {GetStatus.FAILED, GetStatus.FOUND}:
+                    # Nothing is in doubt; and the first time it says little of the peer.
+                    lost = True
+                    if last:
+                        peer.blame(began_s)
+                elif self._is_of_no_use(peer, results, began_s):
                     avoid.add(peer)
                 for get, result in zip(group, results, strict=True):
                     answers[get.name] = result

@@ -22,6 +22,8 @@ STRIKE_AFTER_S = 0.2
 """A question that had less time than this says nothing about the peer that did not answer it."""
 LEFT_S = 0.3
 """Of the call's time, for what comes after a wait."""
+AGAIN_S = 5.0
+"""For a peer whose session was lost to have another one; an attempt takes 3 s at most."""
 STRAGGLERS_S = 2.0
 """When the last record of a chain is there, for those before it: an owner's threads store them side by side."""
 
@@ -101,6 +103,12 @@ class Lookups:
             if (peer := self._places.forget(name)) is not None:
                 self.counts["corrupt"] += 1
                 self._suspects.note(peer)
+
+    async def find_again(self, hunt: Hunt, until_s: float) -> Hunt:
+        """Ask once more for what was not found, where a peer whose session was just lost has another one soon. Else returns `hunt`."""
+        if not hunt.missing or not await self._peers.again(min(until_s, time.monotonic() + AGAIN_S)):
+            return hunt
+        return await self.find(list(hunt.missing), until_s, avoid=hunt.avoid)
 
     def _keep(self, ask: asyncio.Task[None]) -> asyncio.Task[None]:
         self._asking.add(ask)

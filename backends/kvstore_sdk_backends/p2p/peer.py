@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import Enum
 
 from kvstore_sdk.backend import BackendError, UnavailableError
@@ -87,6 +88,7 @@ class Peer:
         self._blamed_s = 0.0
         self._shunned_until_s = 0.0
         self._renewals = 0
+        self._returning = False
         self.why = "was not asked yet"
         self._news = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -122,6 +124,11 @@ class Peer:
             return False
         return self.link is not None or (self.state in (State.IDLE, State.CONNECTING) and not self._failures)
 
+    @property
+    def returning(self) -> bool:
+        """Whether its session was lost just now, after all was well, and the attempt that follows has not failed."""
+        return self._returning and self.link is None and self._shunned_until_s <= time.monotonic()
+
     def start(self) -> None:
         """Begin to connect. Idempotent."""
         if self._task is None and self.state is not State.CLOSED:
@@ -147,6 +154,14 @@ class Peer:
                 self.why = "does not answer"
         return link
 
+    async def again(self, until_s: float) -> bool:
+        """Whether there is a session, or there is another one by `until_s` after the one that was lost: that is waited for while it is
+        `returning`."""
+        while self.returning and (left_s := until_s - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left_s)
+        return self.link is not None
+
     def praise(self) -> None:
         """It answered."""
         self._failures = self._strikes = 0
@@ -156,6 +171,7 @@ class Peer:
         self._strikes += 1
         if self._strikes >= (1 if self._failures else MAX_STRIKES):
             self._failures += 1
+            self._returning = False
             link.end(f"did not answer in time, {self._strikes} times in a row")
 
     def thank(self) -> None:
@@ -186,6 +202,7 @@ class Peer:
 
     def close(self, why: str) -> None:
         """End the session, and begin no other. Idempotent."""
+        self._returning = False
         self._set(State.CLOSED, why)
         if self._task is not None:
             self._task.cancel()
@@ -219,10 +236,12 @@ class Peer:
             self._strikes = 0
             self._alias = None
             self.itself = False
+            self._returning = True
             self._set(State.UP, "is up")
             self._say(logging.INFO, f"is up, records come over {link.welcome.path}")
             await link.wait_ended()
             steady = time.monotonic() - began_s >= STEADY_S
+            self._returning = self._returning and not self._failures
             self._failures += not steady
             self._set(State.DOWN, link.cause)
             self._say(logging.WARNING, f"is lost: {link.cause}")
@@ -235,6 +254,7 @@ class Peer:
             logger.info("p2p peer %s: %s", self.address, _reason(error))
         self._alias = error.peer
         self._failures = 0
+        self._returning = False
         self._set(State.ALIAS, _reason(error))
         waiting = [asyncio.ensure_future(wait) for wait in (error.link.wait_ended(), self._hurry.wait())]
         try:
@@ -248,6 +268,7 @@ class Peer:
     def _fail(self, error: Exception) -> float:
         """There is no session. Returns for how long not to ask for one."""
         self._failures += 1
+        self._returning = False
         self._alias = None
         refused = isinstance(error, PeerRefusedError)
         known = isinstance(error, BackendError)

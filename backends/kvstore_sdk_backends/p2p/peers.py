@@ -100,6 +100,11 @@ class Peers:
             peer.start()
         return _live(found)
 
+    async def again(self, until_s: float) -> bool:
+        """Whether one of those whose sessions were lost just now has another one, by `until_s`. They are waited for together."""
+        found = await asyncio.gather(*(peer.again(until_s) for peer in self.all() if peer.returning))
+        return any(found)
+
     def all(self) -> list[Peer]:
         return list(self._peers.values())
 

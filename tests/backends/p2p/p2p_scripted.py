@@ -40,6 +40,8 @@ class ScriptedPeer:
         self._control = self._context.socket(zmq.ROUTER)
         self._data = self._context.socket(zmq.ROUTER)
         self._control.linger = self._data.linger = 0
+        # The next session of an asker may begin before its last one is seen to be over.
+        self._data.router_handover = 1
         self.data_port = self._data.bind_to_random_port("tcp://127.0.0.1")
         self.address = Address("127.0.0.1", self._control.bind_to_random_port("tcp://127.0.0.1"))
         self._asker = b""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("zmq")
 pytest.importorskip("msgpack")
 
 import zmq
+from p2p_tcp_relay import Relay, free_ports
 
 from kvstore_sdk.backend import Buffer, Deadline, Get, GetStatus, Put, PutStatus, Region, UnavailableError, open_backend
 from kvstore_sdk_backends.p2p.addresses import Address
@@ -57,72 +57,6 @@ def test_data_sockets_take_a_free_port_of_the_range_and_say_when_there_is_none(c
         assert roomy.bind_data(made) in range(port + 1, port + 64)
 
 
-class Relay:
-    """Passes on what comes to 127.0.0.1 to the same port of 127.0.0.2, and keeps it.
-
-    Its sockets block, and end by being shut down: two threads have each of them, and a time-out would be set for both.
-    """
-
-    def __init__(self, ports: list[int]) -> None:
-        self.seen = bytearray()
-        self._listening = [socket.create_server(("127.0.0.1", port)) for port in ports]
-        self._passing: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._accepting = [threading.Thread(target=self._accept, args=(server,)) for server in self._listening]
-        for thread in self._accepting:
-            thread.start()
-
-    def close(self) -> None:
-        for sockets, threads in ((self._listening, self._accepting), (self._passing, self._threads)):
-            for one in sockets:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join()
-            for one in sockets:
-                one.close()
-
-    def _accept(self, server: socket.socket) -> None:
-        port = server.getsockname()[1]
-        while True:
-            try:
-                asker, _ = server.accept()
-            except OSError:
-                return
-            self._passing.append(asker)
-            try:
-                owner = socket.create_connection(("127.0.0.2", port))
-            except OSError:
-                asker.shutdown(socket.SHUT_RDWR)
-                continue
-            self._passing.append(owner)
-            for source, target in ((asker, owner), (owner, asker)):
-                passing = threading.Thread(target=self._pass, args=(source, target))
-                self._threads.append(passing)
-                passing.start()
-
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while some := source.recv(1 << 16):
-                self.seen += some
-                target.sendall(some)
-        for one in (source, target):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-
-def free_ports() -> list[int]:
-    """Two that nobody has, on either address."""
-    with ExitStack() as closing:
-        found: list[int] = []
-        while len(found) < 2:
-            port = closing.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            with suppress(OSError):
-                closing.enter_context(socket.create_server(("127.0.0.2", port)))
-                found.append(port)
-        return found
-
-
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "with a key"])
 def test_a_key_hides_names_and_records_from_whoever_is_on_the_way(secured: bool, tmp_path: Path) -> None:
     """Without a key both are seen, so what is not seen with one would have been."""
@@ -130,7 +64,7 @@ def test_a_key_hides_names_and_records_from_whoever_is_on_the_way(secured: bool,
     if secured:
         write_key("a test", str(tmp_path / "group.key"))
         options["key_file"] = str(tmp_path / "group.key")
-    control, data = free_ports()
+    control, data = free_ports(2)
     with ExitStack() as closing:
         relay = Relay([control, data])
         closing.callback(relay.close)
