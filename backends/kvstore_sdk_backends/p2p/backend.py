@@ -37,16 +37,18 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.asking import Asking
-from kvstore_sdk_backends.p2p.doubts import CallDoubt, Doubts, LandingDoubt
+from kvstore_sdk_backends.p2p.doubts import Doubts
 from kvstore_sdk_backends.p2p.hints import Hinted, Hints
 from kvstore_sdk_backends.p2p.landing import Landing
 from kvstore_sdk_backends.p2p.link import Greeting, Link
+from kvstore_sdk_backends.p2p.loading import Loading
 from kvstore_sdk_backends.p2p.lookups import Lookups
 from kvstore_sdk_backends.p2p.messages import MAX_NAMES, Goodbye
 from kvstore_sdk_backends.p2p.node import Node
 from kvstore_sdk_backends.p2p.options import WHERE, P2PSettings
 from kvstore_sdk_backends.p2p.peers import Peers
 from kvstore_sdk_backends.p2p.places import Places
+from kvstore_sdk_backends.p2p.plane import Plane
 from kvstore_sdk_backends.p2p.ways import Ways
 
 __all__ = ["P2PBackend"]
@@ -129,7 +131,8 @@ class P2PBackend:
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now, for operators."""
         peers = self._peers.all()
-        paths = [peer.link.welcome.path for peer in peers if peer.link is not None]
+        # Asked once of each: the loop may end a session meanwhile.
+        paths = [link.welcome.path for peer in peers if (link := peer.link) is not None]
         counts = {f"asked_{name}": count for name, count in (self._lookups.counts | self._asking.counts).items()}
         counts |= {f"served_{name}": count for name, count in self._node.counters().items()}
         return counts | {
@@ -242,15 +245,13 @@ class P2PBackend:
             # All of it is the parent's.
             return
         with self._closing:
-            if (plane := self._node.plane) is not None:
-                # Nothing is written or read any more, whatever else there is to wait for.
-                plane.fence()
-                ending = threading.Thread(target=plane.close, name="kvstore-p2p-close", daemon=True)
-                ending.start()
-                ending.join(PLANE_S)
-            with suppress(BackendError):
-                self._loop.run("p2p close", self._part, PART_S)
-            self._node.close()
+            try:
+                if self._node.plane is not None:
+                    _end_plane(self._node.plane)
+                with suppress(BackendError):
+                    self._loop.run("p2p close", self._part, PART_S)
+            finally:
+                self._node.close()
 
     @property
     def _may_ask(self) -> bool:
@@ -302,7 +303,7 @@ class P2PBackend:
         return answers
 
     def _load(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
-        loading = _Loading(self._asking, gets, deadline)
+        loading = Loading(self._asking, gets, deadline)
         try:
             answers = self._run("get", loading.run, deadline)
         except (TimedOutError, ClosedError) as error:
@@ -372,27 +373,14 @@ class P2PBackend:
         self._peers.close("this node was closed")
 
 
-class _Loading:
-    """A call of `get` on the loop, whose caller may have gone when it ends."""
-
-    def __init__(self, asking: Asking, gets: Sequence[Get], deadline: Deadline) -> None:
-        self.doubt = CallDoubt()
-        self._asking = asking
-        self._gets = gets
-        self._deadline = deadline
-        self._given_up = False
-
-    def give_up(self) -> None:
-        """Nobody waits any more. To be called before `doubt` is looked at: what has not begun by then never does."""
-        self._given_up = True
-
-    async def run(self) -> list[GetResult]:
-        opened: list[LandingDoubt] = []
-        # In this order, the other way round than whoever gives up: one of the two sees the other.
-        self.doubt.begin()
-        try:
-            if self._given_up:
-                return []
-            return await self._asking.get(self._gets, self._deadline.at_s, opened)
-        finally:
-            self.doubt.end(opened)
+def _end_plane(plane: Plane) -> None:
+    # Nothing is written or read any more, whatever else there is to wait for.
+    plane.fence()
+    ending = threading.Thread(target=plane.close, name="kvstore-p2p-close", daemon=True)
+    try:
+        ending.start()
+    except RuntimeError:
+        # The process may have no more threads. What was killed is seldom waited for long.
+        plane.close()
+    else:
+        ending.join(PLANE_S)
