@@ -33,6 +33,8 @@ MAX_QUEUED_BYTES = 32 << 20
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _LOOK_S = 0.001
 _GRACE_S = 1.0
+_FAREWELL_S = 0.1
+"""When a data connection has ended, for what its owner may have said of that on the control connection."""
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
 _TURN = 8
 """Messages taken from one socket before the loop does something else; records only until they have `_TURN_BYTES`, which takes a millisecond
@@ -288,6 +290,11 @@ class Receiver:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def waiting(self) -> int:
+        """Fetches of which records are to come."""
+        return len(self._arrivals)
+
     def expect(self, number: int, buffers: Mapping[int, Buffer]) -> Arrival:
         """Wait for the records of a Fetch, before it is sent. Cancel the arrival at the end, whatever became of it.
 
@@ -327,7 +334,10 @@ class Receiver:
             self._lost(reason)
 
     def _note(self, event: int, value: int) -> None:
-        self._fail("more came over its data connection than was asked for" if event == FLOODED else "the data connection is lost")
+        if event == FLOODED:
+            self._fail("more came over its data connection than was asked for")
+        else:
+            self._loop.call_later(_FAREWELL_S, self._fail, "the data connection is lost")
 
     def _most(self) -> int:
         return _UNREAD_BYTES + 2 * self._most_waited_bytes

@@ -161,16 +161,22 @@ class Peers:
             BackendError: the node there has none for this one.
         """
         link = await self._connect(address)
+        own = frozenset().union(*self._own.values())
         for peer in self.all():
             other = peer.link
-            if peer.address != address and other is not None and other.welcome.node == link.welcome.node:
-                raise AliasError(str(link.end(f"is the node at {peer.address}, whose session is used")), peer, other)
+            if peer.address == address or other is None or other.welcome.node != link.welcome.node:
+                continue
+            if address in own and peer.address not in own:
+                # Whoever a request names may say that it is whatever node; whom the operator listed is asked in any case.
+                other.end(f"is the node at {address}, which is listed")
+                continue
+            raise AliasError(str(link.end(f"is the node at {peer.address}, whose session is used")), peer, other)
         return link
 
     def _make_room(self) -> bool:
         """Let the one go that was named longest ago and is in no use."""
         own = frozenset().union(*self._own.values())
-        idle = [p for p in self.all() if p.address not in own and (p.link is None or not p.link.waiting)]
+        idle = [peer for peer in self.all() if peer.address not in own and not _is_in_use(peer)]
         if not idle:
             return False
         peer = min(idle, key=lambda peer: peer.used_s)
@@ -257,8 +263,7 @@ class Peers:
             self._said.clear()
             own = frozenset().union(*self._own.values())
             for peer in self.all():
-                asked = peer.link is not None and peer.link.waiting
-                if peer.address not in own and not asked and time.monotonic() - peer.used_s > IDLE_S:
+                if peer.address not in own and not _is_in_use(peer) and time.monotonic() - peer.used_s > IDLE_S:
                     peer.close("was not asked for anything any more")
                     del self._peers[peer.address]
 
@@ -267,6 +272,12 @@ class Peers:
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             logger.warning("%s", text)
+
+
+def _is_in_use(peer: Peer) -> bool:
+    """Whether a question to it waits for its answer, or records of it are to come."""
+    link = peer.link
+    return link is not None and bool(link.waiting or (link.receiver is not None and link.receiver.waiting))
 
 
 def _live(peers: Iterable[Peer]) -> list[Peer]:

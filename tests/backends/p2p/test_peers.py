@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -299,6 +300,33 @@ def test_the_other_address_of_a_node_takes_over_when_the_first_is_lost() -> None
     run(steps())
 
 
+def test_whom_the_operator_listed_is_asked_whoever_a_request_names_says_that_it_is() -> None:
+    async def steps() -> None:
+        world = World()
+        world.nodes = {at(1): b"one", at(7): b"one"}
+        false_one_first = asyncio.Event()
+        connect = world.connect
+
+        async def late(address: Address) -> Any:
+            if address == at(1):
+                await false_one_first.wait()
+            return await connect(address)
+
+        world.connect = late  # type: ignore[method-assign]
+        peers = world.peers(at(1))
+        [named] = await peers.named(at(7), soon())
+        false_link = await named.ready(soon())
+        false_one_first.set()
+        await until(lambda: named.alias is not None)
+        [listed] = await peers.live(soon())
+        assert listed.address == at(1)
+        assert false_link.ended
+        assert await named.ready(soon()) is listed.link is not None
+        peers.close("over")
+
+    run(steps())
+
+
 def test_an_address_that_was_another_one_of_a_node_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "SELF_PAUSE_S", 0.02)
 
@@ -337,6 +365,11 @@ def test_those_that_nobody_names_any_more_are_let_go(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(10 * peers_module.IDLE_S)
         assert not link.ended
         link._waiting.remove(waiting)
+        # Nor one whose records are on their way.
+        link.receiver = SimpleNamespace(waiting=1)
+        await asyncio.sleep(10 * peers_module.IDLE_S)
+        assert not link.ended
+        link.receiver.waiting = 0
         await until(lambda: [peer.address for peer in peers.all()] == [at(1)])
         assert link.ended
         peers.close("over")
