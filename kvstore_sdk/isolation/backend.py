@@ -125,6 +125,11 @@ class IsolatedBackend:
         return self._keeper.deaths
 
     @property
+    def died_s(self) -> float:
+        """When the last child was gone, on the monotonic clock; -inf: none is yet, inf: one was left that cannot be killed."""
+        return self._keeper.died_s
+
+    @property
     def restarts(self) -> int:
         """How many children have come up after one that ended."""
         return self._keeper.restarts

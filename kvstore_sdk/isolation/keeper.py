@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -44,6 +45,8 @@ class Keeper:
         state: "up", "down", "given up" or "closed".
         pid: Of the child that is up.
         deaths: Children that ended without being asked to.
+        died_s: When the last child was gone, on the monotonic clock: known before `deaths` and `state` tell of it. Infinite once one was
+            left behind that cannot be killed.
         restarts: Children that came up in the place of one that died.
     """
 
@@ -53,6 +56,7 @@ class Keeper:
         self.state = "down"
         self.pid: int | None = None
         self.deaths = 0
+        self.died_s = -math.inf
         self.restarts = 0
         self._spec = spec
         self._limits = limits
@@ -152,6 +156,7 @@ class Keeper:
             try:
                 self._end_child()
             finally:
+                self.died_s = time.monotonic() if self._process is None else math.inf
                 self.state, self.pid = "closed", None
                 self.exchange.refuse(self._closed)
                 with self.exchange.lock:
@@ -325,7 +330,7 @@ class Keeper:
 
     def _wait_for_turn(self, why: str) -> None:
         """A child has died: tell callers, and wait until the next may be started."""
-        now = time.monotonic()
+        now = self.died_s = time.monotonic()
         self.deaths += 1
         again_s, given_up = self._policy.died(now)
         self.state, self.pid = ("given up" if given_up else "down"), None

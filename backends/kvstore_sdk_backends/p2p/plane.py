@@ -101,9 +101,8 @@ class Plane:
         self._expecting = threading.Lock()
         self._expected: tuple[int, float] = (0, 0.0)
         self._fenced = 0
-        # What `generation` said last, and since when it would say something else.
-        self._named = self._child
-        self._named_until_s: float | None = None
+        # What `generation` said last.
+        self._named = self.child
 
     def __repr__(self) -> str:
         return f"Plane({self._label!r}, generation={self.generation}, pid={self.pid})"
@@ -124,18 +123,15 @@ class Plane:
         was on its way into or out of this node's memory through it goes on.
         """
         with self._lock:
-            child = self._child
-            if child != self._named:
-                now_s = time.monotonic()
-                if self._named_until_s is None:
-                    self._named_until_s = now_s + _KERNEL_S
-                if now_s >= self._named_until_s:
-                    self._named, self._named_until_s = child, None
+            child = self.child
+            # Read after it: a child that ends in between makes this later, and so does one that cannot be killed.
+            if child != self._named and time.monotonic() >= self._backend.died_s + _KERNEL_S:
+                self._named = child
             return self._named
 
     @property
-    def _child(self) -> int:
-        """The same without a delay."""
+    def child(self) -> int:
+        """The generation that is up now, 0 while none is; what was on its way may go on for a moment."""
         # A death is counted when the process is gone, and before the next one is started.
         return self._backend.deaths + 1 if self._backend.state == "up" else 0
 
@@ -152,15 +148,20 @@ class Plane:
             if self._regions.setdefault(key, region) is region:
                 self._changes += 1
 
-    def remove_region(self, region: Region) -> None:
-        """Have the child let go of a region. `target` changes. Up to 2 seconds; idempotent.
-
-        Peers may still be writing into it: whoever has doubts about it settles them first, or calls `fence` after this.
-        """
+    def withhold(self, region: Region) -> None:
+        """Leave a region out of every `target` from now on. Answers at once; idempotent."""
         with self._lock:
             for key in [key for key, known in self._regions.items() if known is region]:
                 del self._regions[key]
                 self._changes += 1
+
+    def remove_region(self, region: Region) -> None:
+        """Have the child let go of a region. Up to 2 seconds; idempotent.
+
+        Only when no peer writes into it any more: what is mapped next may lie at the same address. So `withhold` comes first, then the end
+        of all doubts, by a `fence` where they do not end.
+        """
+        self.withhold(region)
         # The child that is told, or the next one, which maps it no more.
         with contextlib.suppress(BackendError):
             self._backend.unregister_region(region)
@@ -174,7 +175,7 @@ class Plane:
         with self._lock:
             changes, known = self._changes, self._target
             regions = dict(self._regions)
-        if not generation or self._child != generation:
+        if not generation or self.child != generation:
             return None
         if known is not None and known[:2] == (generation, changes):
             return known[2]
@@ -182,11 +183,11 @@ class Plane:
             page = self._backend.list(plane_names.SELF, Deadline.after(_CONTROL_S))
             agent, bases = plane_names.read_self(page)
         except BackendError as cause:
-            if self._child == generation:
+            if self.child == generation:
                 logger.warning("%s: the child does not say where peers may write: %s", self._label, cause)
             return None
         found = [(regions[key], base, size) for key, base, size in bases if key in regions]
-        if self._child != generation:
+        if self.child != generation:
             # It may be the answer of either.
             return None
         target = (generation, agent, found)
@@ -239,11 +240,11 @@ class Plane:
         if deadline.expired:
             return [PutResult(PutStatus.TIMED_OUT)] * len(pieces)
         with peer.admitting:
-            if not peer.generation or peer.generation != self._child:
+            if not peer.generation or peer.generation != self.child:
                 self._admit(session, peer, deadline)
             generation = peer.generation
         results = self._backend.put([Put(plane_names.place(session, address), (buffer,)) for buffer, address in pieces], deadline)
-        if self._child != generation and generation != self._fenced:
+        if self.child != generation and generation != self._fenced:
             with self._lock:
                 if self._peers.get(session) is peer:
                     del self._peers[session]
@@ -259,7 +260,7 @@ class Plane:
         Never waits. Of several calls the latest time holds.
         """
         with self._expecting:
-            generation = self._child
+            generation = self.child
             if self._expected >= (generation, until_s) or not generation:
                 return
             self._expected = (generation, until_s)
@@ -271,7 +272,7 @@ class Plane:
 
         Peers have to be told of the new `target`.
         """
-        self._fenced = self._child
+        self._fenced = self.child
         self._backend.fence()
 
     def close(self) -> None:
@@ -283,11 +284,11 @@ class Plane:
 
     def _admit(self, session: bytes, peer: _Peer, deadline: Deadline) -> None:
         """Tell the child that is up of a peer."""
-        generation = self._child
+        generation = self.child
         name = plane_names.admission(session, peer.agent, peer.regions)
         [admitted] = self._backend.exists([name], Deadline(min(deadline.at_s, time.monotonic() + 3.0)))
         if isinstance(admitted, Failure):
             raise admitted.error
-        if not generation or self._child != generation:
+        if not generation or self.child != generation:
             raise UnavailableError(f"{self._label}: admit: the child ended meanwhile; try again")
         peer.generation = generation

@@ -26,10 +26,17 @@ BASE = 1 << 40
 
 
 class FakePlane:
-    """A data plane without a child: generations, regions, and how often it was told to expect something."""
+    """A data plane without a child: generations, regions, and how often it was told to expect something.
+
+    Attributes:
+        gone: Whether the child is, though `generation` still names it.
+        unmapped: The regions that the child was told to let go of, with its generation.
+    """
 
     def __init__(self) -> None:
         self.generation = 1
+        self.gone = False
+        self.unmapped: list[tuple[Region, int]] = []
         self.regions: list[Region] = []
         self.fences = self.targets = self.expected = 0
         self.dies_after_s = 0.0
@@ -37,13 +44,20 @@ class FakePlane:
     def add_region(self, region: Region) -> None:
         self.regions.append(region)
 
-    def remove_region(self, region: Region) -> None:
+    def withhold(self, region: Region) -> None:
         self.regions.remove(region)
+
+    def remove_region(self, region: Region) -> None:
+        self.unmapped.append((region, self.generation))
 
     def target(self) -> Any:
         self.targets += 1
         regions = [(region, BASE * (place + 1), region.size_bytes) for place, region in enumerate(self.regions)]
-        return (self.generation, b"agent", regions) if self.generation else None
+        return (self.generation, b"agent", regions) if self.child else None
+
+    @property
+    def child(self) -> int:
+        return 0 if self.gone else self.generation
 
     def expect(self, until_s: float) -> None:
         self.expected += 1
@@ -102,9 +116,9 @@ def test_a_peer_is_told_once_where_to_write_and_then_what(region: Region) -> Non
         for _ in range(3):
             assert (await asker.fetch("a", "b")).statuses == ((FOUND, 100), (FOUND, 100))
         [target] = asker.targets
-        assert (target.generation, target.agent, target.regions) == (1, b"agent", ((BASE, region.size_bytes),))
+        assert (target.agent, target.regions) == (b"agent", ((BASE, region.size_bytes),))
         fetch = asker.link.asked[-1]
-        assert (fetch.generation, fetch.items) == (1, (("a", 100, 0, 0), ("b", 100, 0, 4096)))
+        assert (fetch.target, fetch.items) == (target.number, (("a", 100, 0, 0), ("b", 100, 0, 4096)))
         assert asker.plane.targets == 1
         assert asker.plane.expected > 0
         assert all(doubt.over for doubt in asker.opened)
@@ -137,7 +151,8 @@ def test_it_is_told_anew_when_that_has_changed(region: Region) -> None:
         assert len(asker.targets[-1].regions) == 2
         asker.plane.generation = 5
         await asker.fetch("a")
-        assert asker.targets[-1].generation == asker.link.asked[-1].generation == 5
+        assert len(asker.targets) == 3
+        assert asker.targets[-1].number == asker.link.asked[-1].target
         asker.landing.remove_region(other)
         await asker.fetch("a")
         assert len(asker.targets) == 4
@@ -294,6 +309,8 @@ def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_ch
         asker.landing.remove_region(region)
         assert asker.plane.fences == 1
         assert caught.value.doubt.over
+        # Nothing else may have been mapped at its address before that.
+        assert asker.plane.unmapped == [(other, 1), (region, 2)]
         other.close()
 
     run(steps())
@@ -308,6 +325,26 @@ def test_a_region_is_not_free_while_a_child_that_cannot_be_ended_may_write_there
         monkeypatch.setattr("kvstore_sdk_backends.p2p.landing._GONE_S", 0.1)
         with pytest.raises(TimedOutError, match="keep it"):
             asker.landing.remove_region(region)
+        assert not asker.plane.unmapped
+
+    run(steps())
+
+
+def test_nobody_is_told_to_write_into_a_child_that_is_gone(region: Region) -> None:
+    """Also in the moment for which its generation is still the last one, since copies into it may go on."""
+
+    async def steps() -> None:
+        asker = Asker(region, found)
+        await asker.fetch("a")
+        asked = len(asker.link.asked)
+        asker.plane.gone = True
+        with pytest.raises(UnavailableError, match="is being restarted"):
+            await asker.fetch("a")
+        assert len(asker.link.asked) == asked
+        assert all(doubt.over for doubt in asker.opened)
+        asker.plane.gone, asker.plane.generation = False, 2
+        await asker.fetch("a")
+        assert len(asker.targets) == 2
 
     run(steps())
 

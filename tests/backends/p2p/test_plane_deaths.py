@@ -130,6 +130,16 @@ def test_a_generation_is_over_when_its_child_is_gone_and_is_never_named_again(pa
     assert pair.works()
 
 
+def test_a_child_that_came_up_while_nobody_looked_is_named_the_first_time(pair: Pair) -> None:
+    """Peers would be told to write into the one before, and what it was to fill would be in doubt."""
+    before = pair.asker.generation
+    pair.asker.fence()
+    until(lambda: pair.asker.child not in (0, before), "another child is up")
+    assert pair.asker.generation == pair.asker.child
+    pair.admit()
+    assert pair.works()
+
+
 def test_a_fence_of_ones_own_sends_peers_nowhere(pair: Pair) -> None:
     """The owner is an asker too, and takes its memory back; who it was sending to did nothing wrong."""
     assert pair.works()
