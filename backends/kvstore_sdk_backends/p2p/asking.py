@@ -201,6 +201,10 @@ class Asking:
             answer = link.post(Fetch(number, 0, left_ms, tuple((get.name, get.size_bytes, 0, 0) for get in gets)), Result)
             answer.add_done_callback(lambda _: arrival.stir())
             await arrival.wait(Deadline(until_s))
+            if arrival.missing and link.receiver.closed:
+                # Nothing comes any more; why the session ends may be known a little later.
+                await asyncio.wait({ended := asyncio.ensure_future(link.wait_ended())}, timeout=max(0.0, until_s - time.monotonic()))
+                ended.cancel()
             if arrival.missing and (answer.done() or link.ended):
                 results = self._judge(link, gets, answer.result())
                 arrival.skip(index for index, result in enumerate(results) if result is not _FOUND)

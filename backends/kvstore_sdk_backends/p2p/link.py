@@ -287,7 +287,9 @@ class Link:
         try:
             self._line.send(frame)
         except zmq.Again:
-            raise UnavailableError(f"p2p peer {self.address}: takes no more messages now") from None
+            # So it is also where the connection is gone. Then that has been told of before.
+            self._monitor.take()
+            raise self.error if self.ended else UnavailableError(f"p2p peer {self.address}: takes no more messages now") from None
         except zmq.ZMQError as cause:
             raise self.end(f"the connection failed: {cause.strerror}") from None
 

@@ -187,7 +187,7 @@ class Lookups:
             found = await link.ask(question, Found, answer_s, late)
         except TimedOutError:
             if time.monotonic() - asked_s - max(0.0, wait_s) >= STRIKE_AFTER_S:
-                peer.strike(link)
+                peer.strike(link, asked_s)
             raise
         peer.praise()
         self._take(peer, link, names, found, hunt)

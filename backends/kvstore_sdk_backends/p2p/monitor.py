@@ -45,9 +45,9 @@ class Monitor:
         self._events: zmq.Socket = socket.context.socket(zmq.PAIR, socket_class=zmq.Socket)
         self._events.linger = 0
         self._events.connect(endpoint)
-        self._loop.add_reader(self._events.FD, self._take)
+        self._loop.add_reader(self._events.FD, self.take)
         # The descriptor tells of changes alone, and there may have been one before it was looked at.
-        self._loop.call_soon(self._take)
+        self._loop.call_soon(self.take)
 
     def read(self, size: int) -> None:
         """A message of so many bytes was read."""
@@ -64,7 +64,8 @@ class Monitor:
                 self._socket.disable_monitor()
             self._events.close(0)
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Note what libzmq has told."""
         while not self._events.closed:
             try:
                 message = self._events.recv_multipart(zmq.NOBLOCK)

@@ -84,6 +84,7 @@ class Peer:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._strikes = 0
+        self._struck_s = 0.0
         self._faults = 0
         self._blamed_s = 0.0
         self._shunned_until_s = 0.0
@@ -166,8 +167,11 @@ class Peer:
         """It answered."""
         self._failures = self._strikes = 0
 
-    def strike(self, link: Link) -> None:
-        """It let a question wait too long."""
+    def strike(self, link: Link, asked_s: float) -> None:
+        """It let a question wait too long. All that were under way with one that waited too long before are one with that."""
+        if asked_s < self._struck_s:
+            return
+        self._struck_s = time.monotonic()
         self._strikes += 1
         if self._strikes >= (1 if self._failures else MAX_STRIKES):
             self._failures += 1

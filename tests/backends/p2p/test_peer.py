@@ -225,18 +225,37 @@ def test_one_that_lets_questions_wait_is_left_alone_and_then_asked_at_once_and_l
         network = Network()
         peer = Peer(ADDRESS, network.connect)
         link: Any = await peer.ready(soon())
-        peer.strike(link)
-        peer.strike(link)
+        peer.strike(link, time.monotonic())
+        peer.strike(link, time.monotonic())
         peer.praise()
         for _ in range(2):
-            peer.strike(link)
+            peer.strike(link, time.monotonic())
         assert not link.ended
-        peer.strike(link)
+        peer.strike(link, time.monotonic())
         assert link.ended
         await until(lambda: peer.link is not None)
         # Until it has answered, one is enough.
-        peer.strike(peer.link)  # type: ignore[arg-type]
+        peer.strike(peer.link, time.monotonic())  # type: ignore[arg-type]
         assert network.links[1].ended
+        peer.close("over")
+
+    run(steps())
+
+
+def test_questions_that_waited_too_long_together_are_one() -> None:
+    """Of many threads that ask a peer which stood still once each has a question that was not answered."""
+
+    async def steps() -> None:
+        peer = Peer(ADDRESS, Network().connect)
+        link: Any = await peer.ready(soon())
+        for _ in range(peer_module.MAX_STRIKES - 1):
+            asked_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            for number in range(50):
+                peer.strike(link, asked_s - number % 2)
+        assert not link.ended
+        peer.strike(link, time.monotonic())
+        assert link.ended
         peer.close("over")
 
     run(steps())
@@ -316,3 +335,36 @@ def test_a_line_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         run(steps())
     assert [record.getMessage() for record in caplog.records] == ["p2p peer 127.0.0.1:7400: nobody listens there"]
+
+
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_who_was_sent_away_for_room_comes_back_when_there_is_something_to_ask(
+    failed_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before that it would take the place of another one, which would take that of the next, for ever."""
+
+    async def steps() -> None:
+        network = Network(*[UnavailableError(f"p2p peer {ADDRESS}: nobody listens there")] * failed_before)
+        peer = Peer(ADDRESS, network.connect)
+        peer.start()
+        await until(lambda: peer.link is not None)
+        for life in range(1, 4):
+            attempts = network.attempts
+            network.links[-1].for_room = True
+            network.links[-1].end("ended the session (idle): it was idle, and another peer needs its place")
+            await until(lambda: peer.state is State.IDLE)
+            # Some of the longest pauses.
+            await asyncio.sleep(4 * peer_module.LONGEST_PAUSE_S)
+            assert network.attempts == attempts
+            assert peer.live
+            assert not peer.returning
+            assert await peer.ready(soon()) is network.links[life]
+        peer.close("over")
+
+    with caplog.at_level(logging.INFO):
+        run(steps())
+    said = [record for record in caplog.records if "needs its place" in record.getMessage()]
+    assert {(record.levelname, record.getMessage()) for record in said} == {
+        ("INFO", f"p2p peer {ADDRESS}: ended the session (idle): it was idle, and another peer needs its place")
+    }
+    assert "is lost" not in caplog.text
