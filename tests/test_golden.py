@@ -35,7 +35,7 @@ def oracle() -> types.ModuleType:
 
 
 def table(name: str) -> list[dict[str, Any]]:
-    loaded: list[dict[str, Any]] = json.loads((GOLDEN / f"{name}.json").read_text())[name]
+    loaded: list[dict[str, Any]] = json.loads((GOLDEN / f"{name}-v{keys.FORMAT_VERSION}.json").read_text())[name]
     return loaded
 
 
@@ -86,7 +86,7 @@ def test_a_record_has_its_golden_bytes(case: dict[str, Any]) -> None:
 
 def test_the_golden_record_verifies() -> None:
     case = table("records")[0]
-    record = (GOLDEN / "record.bin").read_bytes()
+    record = (GOLDEN / f"record-v{keys.FORMAT_VERSION}.bin").read_bytes()
     key = ChunkKey(case["namespace"], bytes.fromhex(case["chain_hash"]), case["group"])
     assert record == sealed(case)
     assert format.verify(memoryview(record), key, case["layout"], case["payload_bytes"]) is None
@@ -124,7 +124,7 @@ def test_another_process_makes_the_same_bytes(hash_seed: str | None) -> None:
 
 
 def test_the_golden_files_are_what_the_second_implementation_writes() -> None:
-    """Otherwise run `make golden` while the version is 0."""
+    """Otherwise run `make golden`, which writes what is not frozen."""
     made = oracle().files()
     assert {path.name: path.read_bytes() == content for path, content in made.items()} == {path.name: True for path in made}
 
@@ -140,15 +140,18 @@ def test_a_frozen_version_is_not_written_over(monkeypatch: pytest.MonkeyPatch, t
     assert module.main(["--check"]) == 1
     assert module.main([]) == 0
     assert module.main(["--check"]) == 0
-    assert (module.HERE / "record.bin").read_bytes() == (GOLDEN / "record.bin").read_bytes()
+    written = {path.name: path.read_bytes() for path in module.HERE.iterdir()}
+    assert written == {name: (GOLDEN / name).read_bytes() for name in written}
 
-    monkeypatch.setattr(module, "VERSION", 1)
-    assert module.main([]) == 0, "the next version may be written"
+    following = module.VERSION + 1
+    monkeypatch.setattr(module, "VERSION", following)
+    assert module.main([]) == 0, "the next version may be written, into files of its own"
+    assert {name: (module.HERE / name).read_bytes() for name in written} == written
     monkeypatch.setattr(module, "chain_hash", lambda number, length=32: bytes(length))
-    before = (module.HERE / "keys.json").read_bytes()
+    before = (module.HERE / f"keys-v{following}.json").read_bytes()
     assert module.main([]) == 1, "but not written over"
-    assert (module.HERE / "keys.json").read_bytes() == before
-    assert "keys.json differs" in capsys.readouterr().out
+    assert (module.HERE / f"keys-v{following}.json").read_bytes() == before
+    assert f"keys-v{following}.json differs" in capsys.readouterr().out
 
 
 # --- docs/format.md ----------------------------------------------------------------------------------------------------------------
@@ -281,7 +284,7 @@ def test_the_documented_example_is_the_golden_record() -> None:
         int(at): bytes.fromhex(data.replace(" ", ""))
         for at, data in re.findall(r"^ *(\d+)  ((?:[0-9a-f]{2} {1,2})*[0-9a-f]{2})$", text, re.M)
     }
-    record = (GOLDEN / "record.bin").read_bytes()
+    record = (GOLDEN / f"record-v{keys.FORMAT_VERSION}.bin").read_bytes()
     assert sorted(dumped) == [*range(0, 232, 16), 4080]
     for at, data in dumped.items():
         assert record[at : at + len(data)] == data

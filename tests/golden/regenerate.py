@@ -3,10 +3,10 @@
 A second implementation of docs/format.md, written from that page: it imports nothing of the SDK, and the tests compare the two. Besides
 the standard library it needs `xxhash`, for XXH3-128.
 
-    python tests/golden/regenerate.py           write the files
+    python tests/golden/regenerate.py           write the files of this version that are not there yet, and the page's example
     python tests/golden/regenerate.py --check   say whether they are up to date
 
-While the format's version is 0 the files may change with it. From version 1 on, a version's files are frozen: they are not written over.
+The version is part of the files' names. From version 1 on they are never written over, and tests/test_frozen.py has their checksums.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import xxhash
 VERSION = 0
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "format.md"
+NAME = "{}-v{}.{}"
 EXAMPLE = ("<!-- example: written by tests/golden/regenerate.py -->\n", "<!-- end of the example -->\n")
 
 FULL = {
@@ -235,7 +236,7 @@ The bytes from 232 to 4,079 are zeros. The header ends with its checksum:
 {dump(record[4080:4096], 4080)}```
 
 Bytes 4,096 to 7,095 are the payload, bytes 7,096 to 8,191 zeros. The SHA-256 of the whole record is
-`{hashlib.sha256(record).hexdigest()}`; the record itself is `tests/golden/record.bin`.
+`{hashlib.sha256(record).hexdigest()}`; the record itself is `tests/golden/{NAME.format("record", VERSION, "bin")}`.
 
 """
 
@@ -253,33 +254,29 @@ def files() -> dict[Path, bytes]:
     ]
     tables = {"identities": identities, "keys": keys(), "records": records()}
     made = {
-        HERE / f"{name}.json": (json.dumps({"format_version": VERSION, name: table}, indent=2) + "\n").encode()
+        HERE / NAME.format(name, VERSION, "json"): (json.dumps({"format_version": VERSION, name: table}, indent=2) + "\n").encode()
         for name, table in tables.items()
     }
-    made[HERE / "record.bin"] = record_of(namespace_of(BASE), chain_hash(1), 0, "lbhnc", payload_of(3000))
+    made[HERE / NAME.format("record", VERSION, "bin")] = record_of(namespace_of(BASE), chain_hash(1), 0, "lbhnc", payload_of(3000))
     before, rest = PAGE.read_text().split(EXAMPLE[0])
     after = rest.split(EXAMPLE[1])[1]
     made[PAGE] = (before + EXAMPLE[0] + example() + EXAMPLE[1] + after).encode()
     return made
 
 
-def frozen() -> bool:
-    """Whether the files that are there belong to this version, and this version may not change any more."""
-    path = HERE / "records.json"
-    return VERSION > 0 and path.exists() and json.loads(path.read_text())["format_version"] == VERSION
-
-
 def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         sys.stdout.write(f"{__doc__}\n")
         return 2
-    stale = [path for path, content in files().items() if not path.exists() or path.read_bytes() != content]
-    if arguments == ["--check"] or (stale and frozen()):
+    made = files()
+    stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
+    frozen = [path for path in stale if VERSION and path != PAGE and path.exists()]
+    if arguments == ["--check"] or frozen:
         for path in stale:
             sys.stdout.write(f"{path.relative_to(HERE.parent.parent)} differs from what docs/format.md prescribes for version {VERSION}\n")
         return 1 if stale else 0
     for path in stale:
-        path.write_bytes(files()[path])
+        path.write_bytes(made[path])
         sys.stdout.write(f"wrote {path.relative_to(HERE.parent.parent)}\n")
     return 0
 

@@ -64,12 +64,12 @@ class ControlLine:
         if not self._closed and self._socket.get(zmq.EVENTS) & zmq.POLLIN:
             self._take_soon()
 
-    def close(self) -> None:
-        """Take and send nothing more. Idempotent."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Take and send nothing more; what was sent before may still go out for `linger_ms`. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
-            self._socket.close(0)
+            self._socket.close(linger_ms)
 
     def _take_soon(self) -> None:
         if not self._soon and not self._closed:

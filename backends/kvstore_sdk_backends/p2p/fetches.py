@@ -48,8 +48,9 @@ class _Job:
         self.items: Sequence[Item] = fetch.items
         self.deadline = deadline
         self.statuses: list[Status] = [(FAILED, 0)] * len(fetch.items)
+        # The last one that the peer was told is ready; none while another one is being read.
         self.target: Target | None = session.target
-        if self.target is not None and self.target.generation != fetch.generation:
+        if self.target is not None and self.target.number != fetch.target:
             self.target = None
 
     @property

@@ -40,13 +40,17 @@ class Landing:
         self._doubts = doubts
         self._changes = 0
         self._target: tuple[int, int, PlaneTarget] | None = None
-        self._told: dict[Link, tuple[int, int]] = {}
+        self._registered: set[int] = set()
+        """Ids of regions."""
+        self._told: dict[Link, tuple[int, int, int]] = {}
+        """Changes and generation of what each was told last, and the number of that Target."""
         self._telling: dict[Link, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def add_region(self, region: Region) -> None:
         """Let peers write into a region, from any thread; blocks while the child maps it."""
         self._plane.add_region(region)
+        self._registered.add(region.id)
         self._changes += 1
 
     def remove_region(self, region: Region) -> None:
@@ -55,12 +59,15 @@ class Landing:
         Raises:
             TimedOutError: a child that cannot be killed may still let peers write there.
         """
-        self._plane.remove_region(region)
+        self._registered.discard(region.id)
+        # In this order: no new load, none that is under way, and only then may the child have other memory at its address.
+        self._plane.withhold(region)
         self._changes += 1
         if self._doubts.touch(region.id):
             self._doubts.fence("memory that a peer may still write into is taken back")
             if not self._doubts.wait_for(region.id, Deadline.after(_GONE_S)):
                 raise TimedOutError(f"p2p: {region!r} is taken back, and a process that cannot be ended may still write into it; keep it")
+        self._plane.remove_region(region)
 
     async def fetch(self, link: Link, gets: Sequence[Get], until_s: float, opened: list[LandingDoubt]) -> Result:
         """Have the peer write each record into its buffer, the only one of its get. `opened` gets what is in doubt until this ends well.
@@ -69,14 +76,17 @@ class Landing:
             InDoubtError: the peer may still be writing: there was no answer by `until_s`, or the session ended.
             UnavailableError: nothing is written any more, or ever was.
         """
-        target = await self._tell(link, until_s)
+        for get in gets:
+            if get.into[0].region.id not in self._registered:
+                raise _not_registered(get)
+        number, target = await self._tell(link, until_s)
         generation, _, regions = target
         places = {region.id: index for index, (region, _, _) in enumerate(regions)}
         items = []
         for get in gets:
             [buffer] = get.into
             if (index := places.get(buffer.region.id)) is None:
-                raise UnavailableError(f"p2p get {get.name}: {buffer.region!r} is not registered (register_region) with this data plane")
+                raise _not_registered(get)
             items.append((get.name, buffer.length, index, buffer.offset))
         size_bytes, touched = sum(get.size_bytes for get in gets), frozenset(get.into[0].region.id for get in gets)
         doubt = self._doubts.landing(generation, lambda: link.ended, size_bytes, touched)
@@ -89,7 +99,7 @@ class Landing:
         self._look_after()
         left_ms = max(1, min(MAX_WAIT_MS, int((until_s - time.monotonic()) * 1000)))
         try:
-            answer = link.post(Fetch(link.number(), generation, left_ms, tuple(items)), Result, lambda result: doubt.close())
+            answer = link.post(Fetch(link.number(), number, left_ms, tuple(items)), Result, lambda result: doubt.close())
         except BaseException:
             # It was not sent.
             doubt.close()
@@ -119,8 +129,9 @@ class Landing:
     def _in_doubt(self, link: Link, text: str, doubt: LandingDoubt) -> UnavailableError:
         return UnavailableError(text) if doubt.over else InDoubtError(text, doubt)
 
-    async def _tell(self, link: Link, until_s: float) -> PlaneTarget:
-        """Have the peer know where it may write, as of now. Once at a time a session, and not cut short by this call's deadline.
+    async def _tell(self, link: Link, until_s: float) -> tuple[int, PlaneTarget]:
+        """Have the peer know where it may write, as of now, and return that with the number of the Target that says it. Once at a time a
+        session, and not cut short by this call's deadline.
 
         Raises:
             TimedOutError: not by `until_s`.
@@ -128,8 +139,9 @@ class Landing:
         """
         while True:
             if (telling := self._telling.get(link)) is None or telling.done():
-                if (known := self._known()) is not None and self._told.get(link) == known[:2]:
-                    return known[2]
+                told = self._told.get(link)
+                if (known := self._known()) is not None and told is not None and told[:2] == known[:2]:
+                    return told[2], known[2]
                 if telling is None:
                     link.on_end(lambda: self._forget(link))
                 telling = self._telling[link] = asyncio.ensure_future(self._tell_once(link))
@@ -143,11 +155,12 @@ class Landing:
     async def _tell_once(self, link: Link) -> None:
         changes, generation, target = await self._current()
         shown = tuple((base, size_bytes) for _, base, size_bytes in target[2])
-        if len(shown) > MAX_REGIONS:
-            raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of {MAX_REGIONS}")
+        if not 0 < len(shown) <= MAX_REGIONS:
+            raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of 1 to {MAX_REGIONS}")
         self._plane.expect(time.monotonic() + _EXPECT_S)
-        await link.ask(Target(link.number(), generation, target[1], shown), Ready, time.monotonic() + TELL_S)
-        self._told[link] = (changes, generation)
+        number = link.number()
+        await link.ask(Target(number, target[1], shown), Ready, time.monotonic() + TELL_S)
+        self._told[link] = (changes, generation, number)
 
     def _forget(self, link: Link) -> None:
         self._telling.pop(link, None)
@@ -156,7 +169,7 @@ class Landing:
     def _known(self) -> tuple[int, int, PlaneTarget] | None:
         """Where peers may write, if that has not changed since it was asked for."""
         known = self._target
-        return known if known is not None and known[:2] == (self._changes, self._plane.generation) else None
+        return known if known is not None and known[:2] == (self._changes, self._plane.child) else None
 
     async def _current(self) -> tuple[int, int, PlaneTarget]:
         if (known := self._known()) is None:
@@ -176,3 +189,7 @@ class Landing:
         while self._doubts.look():
             self._plane.expect(time.monotonic() + _EXPECT_S)
             await asyncio.sleep(_LOOK_S)
+
+
+def _not_registered(get: Get) -> UnavailableError:
+    return UnavailableError(f"p2p get {get.name}: {get.into[0].region!r} is not registered (register_region) with this data plane")

@@ -20,6 +20,7 @@ from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_not_conne
 from kvstore_sdk_backends.p2p.messages import (
     VERSION,
     VERSIONS,
+    Cancel,
     Fetch,
     Found,
     Goodbye,
@@ -52,6 +53,7 @@ _UNREAD_BYTES = 8 << 20
 
 _LASTING = frozenset({"version", "namespace", "layout", "path", "self"})
 _PASSING = frozenset({"busy", "full"})
+_FOR_ROOM = frozenset({"idle", "full"})
 _EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
 
 A = TypeVar("A", Welcome, Ready, Found, Result)
@@ -109,6 +111,7 @@ class Link:
         receiver: Of the records, where the path is zmq.
         began_s: When it stood.
         cause: Why it ended; empty while it stands.
+        for_room: The peer has ended it since it needed the place.
         answered: How many questions the peer has answered.
     """
 
@@ -118,8 +121,9 @@ class Link:
         self.greeting = greeting
         self.began_s = time.monotonic()
         self.cause = ""
+        self.for_room = False
         self.answered = 0
-        self.welcome = Welcome(0, VERSION, b"", "", 0, 1, 1, 0)
+        self.welcome = Welcome(0, VERSION, b"", "", 0, 1, 1)
         self.receiver: Receiver | None = None
         self._secured = security.key is not None
         self._numbers = itertools.count(1)
@@ -247,10 +251,10 @@ class Link:
         self._questions[question.number] = _Question(wanted, count, answer, late)
         return answer
 
-    def tell(self, message: Release | Goodbye) -> None:
+    def tell(self, message: Release | Cancel | Goodbye) -> None:
         """Send what needs no answer. What cannot be sent now is dropped."""
         if not self.ended:
-            # The peer's leases expire by themselves.
+            # The peer's leases and waits end by themselves.
             with suppress(BackendError):
                 self._send(encode(message))
 
@@ -339,7 +343,8 @@ class Link:
                     elif question.late is not None:
                         question.late(message)
             case Goodbye():
-                self.end("said goodbye")
+                self.for_room = message.code in _FOR_ROOM
+                self.end(f"ended the session ({message.code}): {message.text}")
             case _:
                 self.end(f"sent a {type(message).__name__}, which is not for an asker")
 
@@ -360,6 +365,8 @@ class Link:
         self.end(text)
 
     def _lose(self, cause: str) -> None:
+        # It may have said why on the other connection.
+        self._line.take()
         self.end(cause)
 
 

@@ -1,14 +1,14 @@
 """The control messages between two nodes, as docs/p2p-protocol.md describes them.
 
-One message is one frame: a msgpack array `[version, kind, number, *fields]`. `number` ties an answer to its question; messages that
-ask for no answer have the number 0. Everything that is read is checked before it is used: types, lengths, ranges, names.
+One message is one frame: a msgpack array `[version, kind, number, *fields]`. `number`, from 1, ties an answer to its question; messages
+that belong to no question have the number 0. Everything that is read is checked before it is used: types, lengths, ranges, names.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import msgpack
@@ -19,6 +19,7 @@ __all__ = [
     "BUSY",
     "FAILED",
     "FOUND",
+    "GOODBYES",
     "MAX_AGENT_BYTES",
     "MAX_FRAME_BYTES",
     "MAX_ITEMS",
@@ -34,6 +35,7 @@ __all__ = [
     "VERSION",
     "VERSIONS",
     "WRONG_SIZE",
+    "Cancel",
     "Fetch",
     "ForeignHello",
     "Found",
@@ -72,8 +74,11 @@ NODE_BYTES = 16
 FOUND, MISSING, WRONG_SIZE, BUSY, FAILED = range(5)
 """What became of one item of a Fetch."""
 
-REFUSALS = ("version", "namespace", "layout", "path", "full", "self", "busy", "closing", "invalid", "unknown")
+REFUSALS = ("version", "self", "namespace", "layout", "path", "full", "busy", "invalid", "unknown")
 """Codes of a Refused that this version sends. A reader takes others too, as reasons that it does not know."""
+
+GOODBYES = ("idle", "full", "closing", "namespace", "path", "target", "failed", "invalid")
+"""Codes of a Goodbye that this version sends. A reader takes others too, likewise."""
 
 _MAX_VERSION = 2**16 - 1
 _MAX_U64 = 2**64 - 1
@@ -91,7 +96,7 @@ class Hello:
 
     Attributes:
         versions: The lowest and the highest protocol version the asker speaks.
-        node: Random, new with every start of a node.
+        node: Of the asker: random, new with every start, and another one for each address that it asks.
         namespace: 32 hex digits, or "" when the asker does not know it.
         layout: Of the payloads, at most 64 printable characters; "" when the asker does not know it.
         paths: Ways that data may take, the preferred one first.
@@ -112,12 +117,11 @@ class Welcome:
 
     Attributes:
         version: Of every further message of the session.
-        node: As in a Hello, of the owner.
+        node: Of the owner: random, new with every start, and the same at each of its addresses.
         path: The one of the asker's paths that data takes.
         data_port: Where the owner listens for the data connection of this session; 0 when the path needs none.
         max_names: The most a Lookup or a Release may name.
         max_items: The most a Fetch may ask for.
-        lease_ms: How long the owner keeps what a Lookup found.
     """
 
     KIND: ClassVar[int] = 2
@@ -128,7 +132,6 @@ class Welcome:
     data_port: int
     max_names: int
     max_items: int
-    lease_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +158,12 @@ class Target:
     """Where the owner may write: the asker's NIXL agent and its memory. It replaces what an earlier Target of the session said.
 
     Attributes:
-        generation: Of the process the agent lives in; one more with each new one.
         agent: The agent's metadata as NIXL gives it.
         regions: Base address and size in bytes of each region.
     """
 
     KIND: ClassVar[int] = 4
     number: int
-    generation: int
     agent: bytes
     regions: tuple[tuple[int, int], ...]
 
@@ -203,14 +204,14 @@ class Fetch:
     """Move these records.
 
     Attributes:
-        generation: Of the Target that `items` point into; 0 where the path has none.
+        target: Number of the Target that `items` point into; 0 where the path has none.
         deadline_ms: After this time the asker does not want them any more.
         items: Name, bytes expected, index of the region, offset in the region; the last two are 0 where the path has no Target.
     """
 
     KIND: ClassVar[int] = 8
     number: int
-    generation: int
+    target: int
     deadline_ms: int
     items: tuple[tuple[str, int, int, int], ...]
 
@@ -230,7 +231,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The asker will not fetch these records after all: their leases end."""
+    """The asker will not fetch these records after all: their leases end. What it has no lease on, nothing becomes of."""
 
     KIND: ClassVar[int] = 10
     names: tuple[str, ...]
@@ -238,9 +239,24 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The sender ends the session."""
+    """The sender ends the session.
+
+    Attributes:
+        code: One of `GOODBYES`, or one of a later version.
+        text: One line for a log, of printable ASCII.
+    """
 
     KIND: ClassVar[int] = 11
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The asker waits no longer: the Lookup with this number is answered now. Without effect where it has been."""
+
+    KIND: ClassVar[int] = 12
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +268,19 @@ class ForeignHello:
     versions: tuple[int, int]
 
 
-Sent = Hello | Welcome | Refused | Target | Ready | Lookup | Found | Fetch | Result | Release | Goodbye
+Sent = Hello | Welcome | Refused | Target | Ready | Lookup | Found | Fetch | Result | Release | Goodbye | Cancel
 Message = Sent | ForeignHello
 
 
 def encode(message: Sent) -> bytes:
-    """The frame of a message of this version. Fields are not checked; the text of a Refused is cut, and what is not its form made `?`.
+    """The frame of a message of this version. Fields are not checked; a text for a log is cut, and what is not its form made `?`.
 
     Raises:
         MessageError: the frame would be longer than `MAX_FRAME_BYTES`.
     """
+    if isinstance(message, Refused | Goodbye):
+        message = replace(message, text=_UNPRINTABLE.sub("?", message.text[:MAX_TEXT]))
     values = [getattr(message, field.name) for field in fields(message)]
-    if isinstance(message, Refused):
-        values[2] = _UNPRINTABLE.sub("?", message.text[:MAX_TEXT])
     if isinstance(message, Release | Goodbye):
         values.insert(0, 0)
     frame: bytes = msgpack.packb([VERSION, message.KIND, *values])
@@ -294,6 +310,8 @@ def decode(frame: bytes | memoryview) -> Message:
         return _foreign(version, kind, number, content)
     if kind not in _READERS:
         raise MessageError(f"p2p: kind {kind} is none of version {VERSION}")
+    if not number and kind not in _WITHOUT_QUESTION:
+        raise MessageError(f"p2p: kind {kind} has the number 0, questions count from 1")
     count, read = _READERS[kind]
     if len(content) != count:
         raise MessageError(f"p2p: kind {kind} has {count} fields, this one {len(content)}")
@@ -319,7 +337,7 @@ def _hello(number: int, versions: Any, node: Any, namespace: Any, layout: Any, p
     )
 
 
-def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, max_names: Any, max_items: Any, lease_ms: Any) -> Welcome:
+def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, max_names: Any, max_items: Any) -> Welcome:
     return Welcome(
         number,
         as_integer("version of the session", version, 0, _MAX_VERSION),
@@ -328,25 +346,21 @@ def _welcome(number: int, version: Any, node: Any, path: Any, data_port: Any, ma
         as_integer("data port", data_port, 0, 65535),
         as_integer("names a message", max_names, 1, MAX_NAMES),
         as_integer("items a message", max_items, 1, MAX_ITEMS),
-        as_integer("lease", lease_ms, 0, MAX_WAIT_MS),
     )
 
 
 def _refused(number: int, code: Any, text: Any, versions: Any) -> Refused:
-    return Refused(
-        number, as_text("code of a refusal", code, _TOKEN), as_text("text of a refusal", text, _LINE), as_versions(versions, _MAX_VERSION)
-    )
+    return Refused(number, as_text("code", code, _TOKEN), as_text("text", text, _LINE), as_versions(versions, _MAX_VERSION))
 
 
-def _target(number: int, generation: Any, agent: Any, regions: Any) -> Target:
+def _target(number: int, agent: Any, regions: Any) -> Target:
     read = []
-    for region in as_array("regions", regions, 0, MAX_REGIONS):
+    for region in as_array("regions", regions, 1, MAX_REGIONS):
         base, size = as_array("region", region, 2, 2)
-        base = as_integer("base of a region", base, 0, _MAX_U64)
+        base = as_integer("base of a region", base, 1, _MAX_U64)
         # Base and size together stay inside 64 bits, so that no sum of base and offset wraps round.
         read.append((base, as_integer("size of a region", size, 1, _MAX_U64 - base)))
-    generation = as_integer("generation", generation, 1, MAX_NUMBER)
-    return Target(number, generation, as_binary("agent", agent, 1, MAX_AGENT_BYTES), tuple(read))
+    return Target(number, as_binary("agent", agent, 1, MAX_AGENT_BYTES), tuple(read))
 
 
 def _lookup(number: int, wait_ms: Any, names: Any) -> Lookup:
@@ -357,15 +371,15 @@ def _found(number: int, sizes: Any) -> Found:
     return Found(number, tuple(as_integer("size", size, 0, MAX_RECORD_BYTES) for size in as_array("sizes", sizes, 1, MAX_NAMES)))
 
 
-def _fetch(number: int, generation: Any, deadline_ms: Any, items: Any) -> Fetch:
+def _fetch(number: int, target: Any, deadline_ms: Any, items: Any) -> Fetch:
     read = []
     for item in as_array("items", items, 1, MAX_ITEMS):
         name, size, region, offset = as_array("item", item, 4, 4)
         name, size = as_name(name), as_integer("size", size, 1, MAX_RECORD_BYTES)
         region, offset = as_integer("region", region, 0, MAX_REGIONS - 1), as_integer("offset", offset, 0, _MAX_U64)
         read.append((name, size, region, offset))
-    generation = as_integer("generation", generation, 0, MAX_NUMBER)
-    return Fetch(number, generation, as_integer("deadline", deadline_ms, 0, MAX_WAIT_MS), tuple(read))
+    target = as_integer("target", target, 0, MAX_NUMBER)
+    return Fetch(number, target, as_integer("deadline", deadline_ms, 0, MAX_WAIT_MS), tuple(read))
 
 
 def _result(number: int, statuses: Any) -> Result:
@@ -380,16 +394,22 @@ def _release(number: int, names: Any) -> Release:
     return Release(as_names(names, MAX_NAMES))
 
 
+def _goodbye(number: int, code: Any, text: Any) -> Goodbye:
+    return Goodbye(as_text("code", code, _TOKEN), as_text("text", text, _LINE))
+
+
 _READERS: dict[int, tuple[int, Callable[..., Message]]] = {
     Hello.KIND: (5, _hello),
-    Welcome.KIND: (7, _welcome),
+    Welcome.KIND: (6, _welcome),
     Refused.KIND: (3, _refused),
-    Target.KIND: (3, _target),
+    Target.KIND: (2, _target),
     Ready.KIND: (0, Ready),
     Lookup.KIND: (2, _lookup),
     Found.KIND: (1, _found),
     Fetch.KIND: (3, _fetch),
     Result.KIND: (1, _result),
     Release.KIND: (1, _release),
-    Goodbye.KIND: (0, lambda number: Goodbye()),
+    Goodbye.KIND: (2, _goodbye),
+    Cancel.KIND: (0, Cancel),
 }
+_WITHOUT_QUESTION = frozenset({Refused.KIND, Release.KIND, Goodbye.KIND})

@@ -140,7 +140,7 @@ class Node:
     def end_sessions(self, reason: str) -> None:
         """End those in which this node is asked. On the loop."""
         if self._server is not None:
-            self._server.end_sessions(reason)
+            self._server.end_sessions("namespace", reason)
 
     def counters(self) -> dict[str, int]:
         """Of the server. From any thread."""

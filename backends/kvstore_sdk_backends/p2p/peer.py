@@ -45,7 +45,7 @@ class AliasError(UnavailableError):
 
 
 class State(Enum):
-    """What a peer is about. `IDLE`: nobody has asked for it; `DOWN`, `REFUSED`: until the next attempt; `ALIAS`: as long as the session
+    """What a peer is about. `IDLE`: until it is asked for; `DOWN`, `REFUSED`: until the next attempt; `ALIAS`: as long as the session
     that the node has at another address."""
 
     IDLE = "idle"
@@ -145,6 +145,8 @@ class Peer:
         self.start()
         while (link := self.link) is None:
             if (alias := self.alias) is not None:
+        if self.state is State.IDLE:
+            self._hurry.set()
                 return await alias.ready(until_s)
             left_s = until_s - time.monotonic()
             if not self.live or left_s <= 0:
@@ -246,6 +248,9 @@ class Peer:
             await link.wait_ended()
             steady = time.monotonic() - began_s >= STEADY_S
             self._returning = self._returning and not self._failures
+            if link.for_room:
+                await self._stand_by(link)
+                continue
             self._failures += not steady
             self._set(State.DOWN, link.cause)
             self._say(logging.WARNING, f"is lost: {link.cause}")
@@ -254,6 +259,14 @@ class Peer:
 
     async def _stand_aside(self, error: AliasError) -> None:
         """Until the session at the other address ends, or this address may be another's."""
+    async def _stand_by(self, link: Link) -> None:
+        """Until there is something to ask: who came back before that would take the place of another one, and that one of the next."""
+        self._failures = 0
+        self._returning = False
+        self._set(State.IDLE, link.cause)
+        self._say(logging.INFO, link.cause)
+        await self._hurry.wait()
+
         if self._alias is not error.peer:
             logger.info("p2p peer %s: %s", self.address, _reason(error))
         self._alias = error.peer

@@ -14,7 +14,7 @@ from kvstore_sdk.backend import BackendError, Deadline, RecordSource
 from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Sender
 from kvstore_sdk_backends.p2p.fetches import Fetches
-from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit
+from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit, wrong_version
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.leases import Leases
 from kvstore_sdk_backends.p2p.limits import Limits
@@ -24,7 +24,7 @@ from kvstore_sdk_backends.p2p.messages import (
     MAX_ITEMS,
     MAX_NAMES,
     VERSION,
-    VERSIONS,
+    Cancel,
     Fetch,
     ForeignHello,
     Found,
@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 _TARGETS = 2
 """Targets of one session that are being read or wait to be."""
+_FAREWELL_MS = 100
+"""For what was sent last to go out."""
 
 
 class Server:
@@ -126,8 +128,8 @@ class Server:
         self._closed = True
         until = Deadline.after(self._limits.close_s)
         try:
-            self.end_sessions("this node closes")
-            self._line.close()
+            self.end_sessions("closing", "this node closes")
+            self._line.close(_FAREWELL_MS)
             # Transfers over ZMQ are over now, in milliseconds.
             await self._steps.finish(Deadline.after(self._limits.close_s / 2))
             if self._leases.taken and self._targets is not None:
@@ -138,10 +140,10 @@ class Server:
             self._leases.close()
             self._workers.close()
 
-    def end_sessions(self, reason: str) -> None:
-        """End all of them, with what they leased. Their peers are told, and may begin others."""
+    def end_sessions(self, code: str, reason: str) -> None:
+        """End all of them, with what they leased. Their peers are told, by a Goodbye of this code, and may begin others."""
         for session in self._sessions:
-            self._end(session, reason)
+            self._end(session, reason, code)
 
     def counters(self) -> dict[str, int]:
         """What was done since the start, and what is held now. From any thread."""
@@ -181,10 +183,9 @@ class Server:
         if isinstance(message, Hello):
             self._hello(identity, frames[1], message)
         elif isinstance(message, ForeignHello):
-            text = f"this node speaks versions {VERSIONS[0]} to {VERSIONS[1]}, the other one {message.versions[0]} to {message.versions[1]}"
-            self._turn_away(identity, message.number, frames[1].get("Peer-Address"), "version", text)
+            self._turn_away(identity, message.number, frames[1].get("Peer-Address"), *wrong_version(message.versions))
         elif session is None:
-            if not isinstance(message, Release | Goodbye):
+            if not isinstance(message, Release | Goodbye | Cancel):
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
         else:
             session.heard_s = time.monotonic()
@@ -205,6 +206,8 @@ class Server:
                 self._leases.release(session.id, message.names)
             case Target():
                 self._target(session, message)
+            case Cancel():
+                self._waits.cut_short(session.id, message.number)
             case Goodbye():
                 self._end(session, "")
             case _:
@@ -219,7 +222,7 @@ class Server:
         session.bad_frames += 1
         self._refuse(identity, 0, "invalid", str(error))
         if session.bad_frames >= self._limits.bad_frames:
-            self._end(session, f"it sent {session.bad_frames} frames that are no message")
+            self._end(session, f"it sent {session.bad_frames} frames that are no message", "invalid")
 
     # Sessions.
 
@@ -243,10 +246,9 @@ class Server:
         except BackendError as error:
             self._turn_away(identity, hello.number, host, "full", str(error))
             return
-        lease_ms = round(self._limits.lease_s * 1000)
         port = sender.port if sender is not None else 0
         self._line.catch_up()
-        if self._put(identity, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS, lease_ms)) is not None:
+        if self._put(identity, Welcome(hello.number, VERSION, self._node, path, port, MAX_NAMES, MAX_ITEMS)) is not None:
             if sender is not None:
                 sender.close()
             return
@@ -274,20 +276,21 @@ class Server:
             self._end(*given_up)
         return not self._sessions.full
 
-    def _end(self, session: Session, reason: str) -> None:
-        """End a session: its leases and waits at once, its transfers as soon as they are over. Its peer is told where there is a reason."""
+    def _end(self, session: Session, reason: str, code: str = "failed") -> None:
+        """End a session: its leases and waits at once, its transfers as soon as they are over. Its peer is told any reason, with a code."""
         if session.ended:
             return
         session.ended = True
         self._sessions.remove(session)
         self._waits.end(session.id)
         self._leases.end(session.id)
-        if session.sender is not None:
-            session.sender.close()
         self._guard.part(session.fd)
         if reason:
             self._notices.say(logger.info, (session.host, reason), "%s: session with %s ended: %s", self._label, session.host, reason)
-            self._put(session.identity, Goodbye())
+            # Before the data connection ends, which would be the reason otherwise.
+            self._put(session.identity, Goodbye(code, reason))
+        if session.sender is not None:
+            session.sender.close()
         if session.target is not None and self._targets is not None and not self._closed:
             self._steps.start(self._targets.drop(session))
 
@@ -298,7 +301,7 @@ class Server:
         # Where nothing is served nothing will come.
         if lookup.wait_ms and self._sources and not all(self._leases.sizes(lookup.names)):
             until_s = time.monotonic() + min(lookup.wait_ms / 1000, self._limits.max_wait_s)
-            if self._waits.add(session.id, lookup.names, until_s, partial(self._answer, session, lookup)):
+            if self._waits.add(session.id, lookup.number, lookup.names, until_s, partial(self._answer, session, lookup)):
                 return
         self._answer(session, lookup)
 
@@ -340,7 +343,7 @@ class Server:
             session.targets_pending += 1
             before = self._sessions.with_target_beside(session)
             for old in before:
-                self._end(old, "its node has a target in another session")
+                self._end(old, "its node has a target in another session", "target")
             self._steps.start(self._admit(session, self._targets, target, before))
 
     async def _admit(self, session: Session, targets: Targets, target: Target, before: Sequence[Session]) -> None:
@@ -383,7 +386,7 @@ class Server:
             await asyncio.sleep(min(1.0, self._limits.lease_s / 10))
             self._safely(self._leases.expire)
             for session in [one for one in self._sessions if one.path not in self._offered()]:
-                self._end(session, "the data plane of this node is being restarted")
+                self._end(session, "the data plane of this node is being restarted", "path")
 
     def _safely(self, step: Callable[[float], None]) -> None:
         try:

@@ -137,8 +137,8 @@ class Sessions:
     def full(self) -> bool:
         return len(self) >= self._limits.max_sessions
 
-    def to_give_up(self, host: str, node: bytes, now_s: float, busy: set[bytes]) -> tuple[Session, str] | None:
-        """The session that makes room for a new one of this node, and why that one; None where all may stay.
+    def to_give_up(self, host: str, node: bytes, now_s: float, busy: set[bytes]) -> tuple[Session, str, str] | None:
+        """The session that makes room for a new one of this node, why that one, and the code of that; None where all may stay.
 
         Args:
             host: Of the new one.
@@ -147,9 +147,9 @@ class Sessions:
             busy: Ids of sessions that hold something.
         """
         if (one := self.idlest(now_s, busy)) is not None:
-            return one, "it was idle, and another peer needs its place"
+            return one, "it was idle, and another peer needs its place", "idle"
         if (one := self.of_the_greediest(host, node, now_s, busy)) is not None:
-            return one, "its host has the most sessions, and another peer needs a place"
+            return one, "its host has the most sessions, and another peer needs a place", "full"
         return None
 
     def idlest(self, now_s: float, busy: set[bytes]) -> Session | None:

@@ -12,7 +12,20 @@ import msgpack
 
 from kvstore_sdk.backend import InvalidError, is_valid_name
 
-__all__ = ["MessageError", "as_array", "as_binary", "as_integer", "as_name", "as_names", "as_text", "as_versions", "unpack"]
+__all__ = [
+    "MAX_TEXT_BYTES",
+    "MessageError",
+    "as_array",
+    "as_binary",
+    "as_integer",
+    "as_name",
+    "as_names",
+    "as_text",
+    "as_versions",
+    "unpack",
+]
+
+MAX_TEXT_BYTES = 4096
 
 
 class MessageError(InvalidError):
@@ -20,7 +33,9 @@ class MessageError(InvalidError):
 
 
 def unpack(frame: bytes | memoryview, *, max_binary_bytes: int, max_entries: int) -> Any:
-    """What a frame holds, arrays as tuples: no maps, no extensions, no text of more than 4 KiB, nothing after it.
+    """What a frame holds, arrays as tuples: no maps, no extensions, no text of more than `MAX_TEXT_BYTES`, nothing after it.
+
+    These are the bounds of all versions, so they must not become narrower, and no frame may be made that needs wider ones.
 
     Raises:
         MessageError: it is not of this form.
@@ -29,7 +44,7 @@ def unpack(frame: bytes | memoryview, *, max_binary_bytes: int, max_entries: int
         return msgpack.unpackb(
             frame,
             use_list=False,
-            max_str_len=4096,
+            max_str_len=MAX_TEXT_BYTES,
             max_bin_len=max_binary_bytes,
             max_array_len=max_entries,
             max_map_len=0,

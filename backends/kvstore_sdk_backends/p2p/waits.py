@@ -14,10 +14,11 @@ __all__ = ["Waits"]
 class _Wait:
     """One look-up. `missing` is the first name that was not there when it was looked at last."""
 
-    __slots__ = ("answer", "missing", "names", "session", "until_s")
+    __slots__ = ("answer", "missing", "names", "number", "session", "until_s")
 
-    def __init__(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> None:
+    def __init__(self, session: Hashable, number: int, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> None:
         self.session = session
+        self.number = number
         self.names = names
         self.until_s = until_s
         self.answer = answer
@@ -43,8 +44,9 @@ class Waits:
     def __len__(self) -> int:
         return len(self._waits)
 
-    def add(self, session: Hashable, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> bool:
-        """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past. False: too many wait already.
+    def add(self, session: Hashable, number: int, names: Sequence[str], until_s: float, answer: Callable[[], None]) -> bool:
+        """Have `answer` called once, by `look`: when all the names are there, or `until_s` is past; or by `cut_short`, with that number.
+        False: too many wait already.
 
         Of all that wait the session that has most gives up its oldest for one of another that has fewer. That is answered by this call.
         """
@@ -60,7 +62,7 @@ class Waits:
         if has_room:
             self._of_session[session] = mine
             self._names += len(names)
-            self._waits.append(_Wait(session, names, until_s, answer))
+            self._waits.append(_Wait(session, number, names, until_s, answer))
             self._any.set()
         for wait in given_up:
             wait.answer()
@@ -87,6 +89,12 @@ class Waits:
             self._remove(over)
             for wait in over:
                 wait.answer()
+
+    def cut_short(self, session: Hashable, number: int) -> None:
+        """Answer the look-up that was added with this number now, if it waits."""
+        if (wait := next((one for one in self._waits if (one.number, one.session) == (number, session)), None)) is not None:
+            self._remove([wait])
+            wait.answer()
 
     def end(self, session: Hashable) -> None:
         """Forget what a session waits for: nothing is answered."""

@@ -109,7 +109,7 @@ class FakePeer:
             return None
         if isinstance(message, Hello):
             path = "zmq" if "zmq" in message.paths else message.paths[0]
-            return Welcome(message.number, VERSION, self.node, path, self._data_port, 256, 256, 10_000)
+            return Welcome(message.number, VERSION, self.node, path, self._data_port, 256, 256)
         if isinstance(message, Lookup):
             return Found(message.number, (self._size,) * len(message.names))
         if isinstance(message, Fetch):

@@ -25,6 +25,7 @@ KINDS = (
     messages.Result,
     messages.Release,
     messages.Goodbye,
+    messages.Cancel,
 )
 
 _LETTERS = string.ascii_letters + string.digits + "_-"
@@ -57,20 +58,19 @@ class Frames:
 
     def message(self, kind: type | None = None) -> Message:
         """A good one."""
-        number, up_to = self._edge(messages.MAX_NUMBER), self._random.randint
+        number, up_to = self._edge(messages.MAX_NUMBER) or 1, self._random.randint
         match kind or self._random.choice(KINDS):
             case messages.Hello:
                 low = up_to(0, 2**16 - 1)
                 namespace, layout = self._random.choice(["", "0123456789abcdef" * 2]), self._text(string.punctuation, 0, 64)
                 return messages.Hello(number, (low, up_to(low, 2**16 - 1)), self._bytes(16), namespace, layout, ("nixl", "zmq"))
             case messages.Welcome:
-                lease = self._edge(messages.MAX_WAIT_MS)
-                return messages.Welcome(number, up_to(0, 9), self._bytes(16), "zmq", up_to(0, 65535), up_to(1, 256), up_to(1, 256), lease)
+                return messages.Welcome(number, up_to(0, 9), self._bytes(16), "zmq", up_to(0, 65535), up_to(1, 256), up_to(1, 256))
             case messages.Refused:
                 return messages.Refused(number, self._random.choice(messages.REFUSALS), self._text("not at all ", 0, 512), (0, up_to(0, 9)))
             case messages.Target:
-                regions = tuple((base := self._edge(2**63), self._edge(2**63 - 1 - base // 2) or 1) for _ in range(up_to(0, 5)))
-                return messages.Target(number, up_to(1, 2**40), self._bytes(up_to(1, 700)), regions)
+                regions = tuple((base := self._edge(2**63) or 1, self._edge(2**63 - 1 - base // 2) or 1) for _ in range(up_to(1, 5)))
+                return messages.Target(number, self._bytes(up_to(1, 700)), regions)
             case messages.Ready:
                 return messages.Ready(number)
             case messages.Lookup:
@@ -84,8 +84,10 @@ class Frames:
                 return messages.Result(number, tuple((up_to(0, 4), self._edge(2**40)) for _ in range(self._count())))
             case messages.Release:
                 return messages.Release(self._names())
+            case messages.Goodbye:
+                return messages.Goodbye(self._random.choice(messages.GOODBYES), self._text("not at all ", 0, 512))
             case _:
-                return messages.Goodbye()
+                return messages.Cancel(number)
 
     def bent(self) -> bytes:
         """A frame that most often is no message: a good one with some of it changed, or bytes of no kind."""

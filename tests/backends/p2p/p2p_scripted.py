@@ -58,7 +58,6 @@ class ScriptedPeer:
             "data_port": self.data_port,
             "max_names": 256,
             "max_items": 256,
-            "lease_ms": 1000,
         }
         return Welcome(**(fields | changed))
 
@@ -124,12 +123,13 @@ class FakeLink:
 
     def __init__(self, answer: Answer, port: int = 1, path: str = "nixl", max_names: int = 256) -> None:
         self.address = Address("127.0.0.1", port)
-        self.welcome = Welcome(1, VERSION, os.urandom(16), path, 0, max_names, max_names, 1000)
+        self.welcome = Welcome(1, VERSION, os.urandom(16), path, 0, max_names, max_names)
         self.told: list[Any] = []
         self.asked: list[Any] = []
         self.late: dict[int, Any] = {}
-        self.ended = False
+        self.ended = self.for_room = False
         self.cause = ""
+        self.receiver: Any = None
         self._answer = answer
         self._numbers = itertools.count(1)
         self._waiting: list[asyncio.Future[Any]] = []

@@ -123,7 +123,8 @@ BREACHES: dict[str, tuple[Callable[[Lookup], Any], str]] = {
     "another version": (lambda asked: b"\x93\x07\x07\x01", "frame of version 7"),
     "a refusal of nothing": (lambda asked: Refused(0, "invalid", "what was that"), "refuses (invalid): what was that"),
     "a session it does not know": (lambda asked: Refused(asked.number, "unknown", "who are you"), "refuses (unknown): who are you"),
-    "goodbye": (lambda asked: Goodbye(), "said goodbye"),
+    "goodbye": (lambda asked: Goodbye("closing", "it closes"), "ended the session (closing): it closes"),
+    "goodbye for a reason that is not known": (lambda asked: Goodbye("flood", "out"), "ended the session (flood): out"),
 }
 
 
@@ -179,11 +180,11 @@ REFUSALS: dict[str, tuple[Callable[[Hello], Any], str]] = {
     "namespace": (lambda hello: Refused(hello.number, "namespace", "other weights"), "refuses (namespace): other weights"),
     "no session yet": (lambda hello: Refused(0, "unknown", "say hello"), "refuses (unknown): say hello"),
     "a path that was not offered": (
-        lambda hello: Welcome(hello.number, VERSION, b"x" * 16, "pigeon", 0, 1, 1, 0),
+        lambda hello: Welcome(hello.number, VERSION, b"x" * 16, "pigeon", 0, 1, 1),
         f"welcomes version {VERSION}, path 'pigeon', which were not offered",
     ),
     "a version that was not offered": (
-        lambda hello: Welcome(hello.number, 9, b"x" * 16, "zmq", 1, 1, 1, 0),
+        lambda hello: Welcome(hello.number, 9, b"x" * 16, "zmq", 1, 1, 1),
         "welcomes version 9, path 'zmq', which were not offered",
     ),
     "itself": (lambda hello: Refused(hello.number, "self", "the same node"), "refuses (self): the same node"),

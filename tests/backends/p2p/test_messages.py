@@ -13,6 +13,7 @@ from p2p_frames import KINDS, Frames
 
 from kvstore_sdk.backend import InvalidError
 from kvstore_sdk_backends.p2p.messages import (
+    GOODBYES,
     MAX_AGENT_BYTES,
     MAX_FRAME_BYTES,
     MAX_ITEMS,
@@ -25,6 +26,7 @@ from kvstore_sdk_backends.p2p.messages import (
     REFUSALS,
     VERSION,
     VERSIONS,
+    Cancel,
     Fetch,
     ForeignHello,
     Found,
@@ -45,7 +47,8 @@ from kvstore_sdk_backends.p2p.messages import (
 SECRET = "hunter2-do-not-log"
 
 u64 = st.integers(0, 2**64 - 1)
-numbers = st.integers(0, MAX_NUMBER)
+numbers = st.integers(1, MAX_NUMBER)
+"""Of questions."""
 waits = st.integers(0, MAX_WAIT_MS)
 nodes = st.binary(min_size=16, max_size=16)
 sizes = st.integers(0, MAX_RECORD_BYTES)
@@ -60,7 +63,7 @@ def many(of: st.SearchStrategy[Any], low: int, high: int) -> st.SearchStrategy[t
     return st.lists(of, min_size=low, max_size=min(high, low + 8)).map(tuple)
 
 
-regions = st.tuples(u64, u64).filter(lambda region: region[1] > 0 and sum(region) < 2**64)
+regions = st.tuples(u64, u64).filter(lambda region: min(region) > 0 and sum(region) < 2**64)
 good = st.one_of(
     st.builds(
         Hello,
@@ -80,23 +83,23 @@ good = st.one_of(
         st.integers(0, 65535),
         st.integers(1, MAX_NAMES),
         st.integers(1, MAX_ITEMS),
-        waits,
     ),
-    st.builds(Refused, numbers, tokens, texts, versions),
-    st.builds(Target, numbers, st.integers(1, MAX_NUMBER), st.binary(min_size=1, max_size=900), many(regions, 0, MAX_REGIONS)),
+    st.builds(Refused, numbers | st.just(0), tokens, texts, versions),
+    st.builds(Target, numbers, st.binary(min_size=1, max_size=900), many(regions, 1, MAX_REGIONS)),
     st.builds(Ready, numbers),
     st.builds(Lookup, numbers, waits, many(names, 1, MAX_NAMES)),
     st.builds(Found, numbers, many(sizes, 1, MAX_NAMES)),
     st.builds(
         Fetch,
         numbers,
-        numbers,
+        numbers | st.just(0),
         waits,
         many(st.tuples(names, st.integers(1, MAX_RECORD_BYTES), st.integers(0, MAX_REGIONS - 1), u64), 1, MAX_ITEMS),
     ),
     st.builds(Result, numbers, many(st.tuples(st.integers(0, 4), sizes), 1, MAX_ITEMS)),
     st.builds(Release, many(names, 1, MAX_NAMES)),
-    st.builds(Goodbye),
+    st.builds(Goodbye, tokens, texts),
+    st.builds(Cancel, numbers),
 )
 scalars = (
     st.none()
@@ -128,7 +131,7 @@ def test_bytes_of_any_kind_are_a_message_or_refused(frame: bytes) -> None:
     assert isinstance(message, (*KINDS, ForeignHello))
 
 
-@given(st.integers(0, 2), st.integers(0, 12), st.one_of(numbers, plain), st.lists(plain, max_size=8))
+@given(st.integers(0, 2), st.integers(0, 13), st.one_of(st.just(0), numbers, plain), st.lists(plain, max_size=8))
 def test_fields_of_any_kind_are_a_message_or_refused(version: int, kind: int, number: Any, fields: list[Any]) -> None:
     try:
         message = decode(msgpack.packb([version, kind, number, *fields]))
@@ -156,9 +159,9 @@ def test_a_message_of_every_kind_is_made_and_read(kind: type) -> None:
 LONG = "n" * 1024
 NODE = b"n" * 16
 HELLO = [[0, 0], NODE, "0123456789abcdef" * 2, "lbhnc", ["zmq"]]
-WELCOME = [0, NODE, "zmq", 65535, 256, 256, MAX_WAIT_MS]
+WELCOME = [0, NODE, "zmq", 65535, 256, 256]
 REFUSED = ["busy", "come back later", [0, 0]]
-TARGET = [1, b"agent", [[4096, 8192]]]
+TARGET = [b"agent", [[4096, 8192]]]
 FETCH = [1, 5000, [["v1/a", 4096, 0, 0]]]
 
 LIMITS: list[tuple[int, list[Any], int, list[Any], list[Any]]] = [
@@ -173,18 +176,28 @@ LIMITS: list[tuple[int, list[Any], int, list[Any], list[Any]]] = [
     (2, WELCOME, 3, [0, 65535], [-1, 65536, True]),
     (2, WELCOME, 4, [1, 256], [0, 257]),
     (2, WELCOME, 5, [1, 256], [0, 257]),
-    (2, WELCOME, 6, [0, MAX_WAIT_MS], [-1, MAX_WAIT_MS + 1, 1.5]),
     (3, REFUSED, 0, [*REFUSALS, "of_a_later_version"], ["", "Busy", "a" * 33, b"busy", 1]),
     (3, REFUSED, 1, ["", "~" * MAX_TEXT], ["a\nb", "\x1b[31m", "a" * (MAX_TEXT + 1), b"text", "\u202e", "é"]),
     (3, REFUSED, 2, [[2, 5]], [[5, 2], [], None]),
-    (4, TARGET, 0, [1, MAX_NUMBER], [0, -1, MAX_NUMBER + 1]),
-    (4, TARGET, 1, [b"a", bytes(MAX_AGENT_BYTES)], [b"", bytes(MAX_AGENT_BYTES + 1), "agent"]),
+    (4, TARGET, 0, [b"a", bytes(MAX_AGENT_BYTES)], [b"", bytes(MAX_AGENT_BYTES + 1), "agent"]),
     (
         4,
         TARGET,
-        2,
-        [[], [[0, 1]] * MAX_REGIONS, [[2**64 - 2, 1]], [[0, 2**64 - 1]]],
-        [[[0, 1]] * (MAX_REGIONS + 1), [[0, 0]], [[2**64 - 1, 1]], [[1, 2**64 - 1]], [[0]], [[0, 1, 2]], [0, 1], {}, [["0", 1]]],
+        1,
+        [[[1, 1]], [[1, 1]] * MAX_REGIONS, [[2**64 - 2, 1]], [[1, 2**64 - 2]]],
+        [
+            [],
+            [[1, 1]] * (MAX_REGIONS + 1),
+            [[0, 1]],
+            [[1, 0]],
+            [[2**64 - 1, 1]],
+            [[1, 2**64 - 1]],
+            [[1]],
+            [[1, 1, 2]],
+            [1, 1],
+            {},
+            [["1", 1]],
+        ],
     ),
     (6, [0, ["a"]], 0, [0, MAX_WAIT_MS], [-1, MAX_WAIT_MS + 1, "0", None, 0.5]),
     (
@@ -217,6 +230,8 @@ LIMITS: list[tuple[int, list[Any], int, list[Any], list[Any]]] = [
     ),
     (9, [[[0, 1]]], 0, [[[4, 0]] * MAX_ITEMS], [[], [[0, 0]] * (MAX_ITEMS + 1), [[5, 0]], [[-1, 0]], [[0, -1]], [[0]], [0, 0]]),
     (10, [["a"]], 0, [["a"] * MAX_NAMES], [[], ["a"] * (MAX_NAMES + 1), ["."]]),
+    (11, ["idle", ""], 0, [*GOODBYES, "of_a_later_version"], ["", "Idle", "a" * 33, b"idle", 1]),
+    (11, ["idle", ""], 1, ["", "~" * MAX_TEXT], ["a\nb", "a" * (MAX_TEXT + 1), b"text", None]),
 ]
 
 
@@ -234,12 +249,21 @@ def test_a_field_is_taken_up_to_its_limit_and_not_beyond(
 
 
 def test_a_message_has_its_fields_and_no_others() -> None:
-    for kind, fields in ((1, HELLO), (2, WELCOME), (3, REFUSED), (4, TARGET), (5, []), (8, FETCH), (11, [])):
+    for kind, fields in ((1, HELLO), (2, WELCOME), (3, REFUSED), (4, TARGET), (5, []), (8, FETCH), (11, ["closing", ""]), (12, [])):
         decode(msgpack.packb([VERSION, kind, 1, *fields]))
         for wrong in ([*fields, 0], fields[:-1]):
             if wrong != fields:
                 with pytest.raises(MessageError, match="fields"):
                     decode(msgpack.packb([VERSION, kind, 1, *wrong]))
+
+
+def test_questions_and_answers_are_numbered_from_1() -> None:
+    with_number = {1: HELLO, 2: WELCOME, 4: TARGET, 5: [], 6: [0, ["a"]], 7: [[1]], 8: FETCH, 9: [[[0, 1]]], 12: []}
+    for kind, fields in with_number.items():
+        with pytest.raises(MessageError, match="number 0"):
+            decode(msgpack.packb([VERSION, kind, 0, *fields]))
+    for kind, fields in {3: REFUSED, 10: [["a"]], 11: ["idle", ""]}.items():
+        decode(msgpack.packb([VERSION, kind, 0, *fields]))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +281,7 @@ def test_a_message_has_its_fields_and_no_others() -> None:
         msgpack.packb([VERSION, 5, True]),
         msgpack.packb([VERSION, 5.0, 1]),
         msgpack.packb([VERSION, 0, 1]),
-        msgpack.packb([VERSION, 12, 1]),
+        msgpack.packb([VERSION, 13, 1]),
         msgpack.packb([VERSION, 256, 1]),
         msgpack.packb([65536, 1, 1, [0, 0]]),
         msgpack.packb([VERSION, 5, msgpack.ExtType(1, b"")]),
@@ -286,12 +310,13 @@ def test_the_longest_message_of_each_kind_fits_in_a_frame() -> None:
     longest = [
         Hello(most, (65535, 65535), NODE, "f" * 32, "~" * 64, ("p" * 32,) * 8),
         Refused(most, "a" * 32, "~" * MAX_TEXT),
-        Target(most, most, bytes(MAX_AGENT_BYTES), ((2**62, 2**62),) * MAX_REGIONS),
+        Target(most, bytes(MAX_AGENT_BYTES), ((2**62, 2**62),) * MAX_REGIONS),
         Lookup(most, MAX_WAIT_MS, (LONG,) * MAX_NAMES),
         Found(most, (MAX_RECORD_BYTES,) * MAX_NAMES),
         Fetch(most, most, MAX_WAIT_MS, ((LONG, MAX_RECORD_BYTES, MAX_REGIONS - 1, 2**64 - 1),) * MAX_ITEMS),
         Result(most, ((4, MAX_RECORD_BYTES),) * MAX_ITEMS),
         Release((LONG,) * MAX_NAMES),
+        Goodbye("a" * 32, "~" * MAX_TEXT),
     ]
     for message in longest:
         assert decode(encode(message)) == message
@@ -334,7 +359,7 @@ def test_a_refusal_is_read_in_every_version(version: int, number: int, code: str
     assert decode(msgpack.packb([version, 3, number, code, text, spoken])) == Refused(number, code, text, spoken)
 
 
-@pytest.mark.parametrize("kind", [2, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+@pytest.mark.parametrize("kind", [2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
 def test_any_other_message_of_another_version_is_refused_with_both_versions(kind: int) -> None:
     with pytest.raises(MessageError, match=f"version 7, this node speaks {VERSIONS[0]} to {VERSIONS[1]}"):
         decode(msgpack.packb([7, kind, 1, [0, 0]]))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvstore_sdk.backend import is_valid_name
-from kvstore_sdk_backends.p2p import data_path, guard, link, messages, security, targets
+from kvstore_sdk_backends.p2p import data_path, guard, link, messages, security, strict, targets
 from kvstore_sdk_backends.p2p.limits import Limits
-from kvstore_sdk_backends.p2p.messages import MessageError
+from kvstore_sdk_backends.p2p.messages import ForeignHello, MessageError, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -37,8 +37,10 @@ def oracle() -> types.ModuleType:
 
 
 def golden(table: str) -> list[dict[str, Any]]:
-    loaded: list[dict[str, Any]] = json.loads((GOLDEN / "p2p.json").read_text())[table]
-    return loaded
+    """Of all versions that the code speaks: as long as it does, their files hold for it."""
+    lowest, highest = messages.VERSIONS
+    versions = [json.loads((GOLDEN / f"p2p-v{version}.json").read_text()) for version in range(lowest, highest + 1)]
+    return [case for version in versions for case in version[table]]
 
 
 def as_tuples(value: Any) -> Any:
@@ -72,6 +74,17 @@ def test_a_message_has_its_golden_frame(case: dict[str, Any]) -> None:
     assert messages.decode(bytes.fromhex(case["frame"])) == message
 
 
+@pytest.mark.parametrize("case", golden("foreign"), ids=lambda case: case["what"])
+def test_of_another_version_what_no_version_changes_is_read(case: dict[str, Any]) -> None:
+    fields = {name: as_tuples(value) for name, value in case["fields"].items()}
+    read: ForeignHello | Refused
+    if case["message"] == "Hello":
+        read = ForeignHello(case["number"], case["version"], **fields)
+    else:
+        read = Refused(case["number"], **fields)
+    assert messages.decode(bytes.fromhex(case["frame"])) == read
+
+
 @pytest.mark.parametrize("case", golden("refused"), ids=lambda case: case["what"])
 def test_a_golden_frame_that_is_none_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
@@ -88,7 +101,7 @@ def test_there_are_golden_frames_of_every_kind() -> None:
 
 
 def test_the_golden_files_are_what_the_second_implementation_writes() -> None:
-    """Otherwise run `make golden` while the version is 0."""
+    """Otherwise run `make golden`, which writes what is not frozen."""
     made = oracle().files()
     assert {path.name: path.read_bytes() == content for path, content in made.items()} == {path.name: True for path in made}
 
@@ -103,32 +116,37 @@ def test_a_frozen_version_is_not_written_over(monkeypatch: pytest.MonkeyPatch, t
     assert module.main(["--check"]) == 1
     assert module.main([]) == 0
     assert module.main(["--check"]) == 0
-    assert (module.HERE / "p2p.json").read_bytes() == (GOLDEN / "p2p.json").read_bytes()
+    name = f"p2p-v{module.VERSION}.json"
+    before = (module.HERE / name).read_bytes()
+    assert before == (GOLDEN / name).read_bytes()
 
     following = module.VERSION + 1
     monkeypatch.setattr(module, "VERSION", following)
-    assert module.main([]) == 0, "the next version may be written"
+    assert module.main([]) == 0, "the next version may be written, into a file of its own"
+    assert (module.HERE / name).read_bytes() == before
     monkeypatch.setattr(module, "header", lambda number, index, size: b"")
-    before = (module.HERE / "p2p.json").read_bytes()
+    before = (module.HERE / f"p2p-v{following}.json").read_bytes()
     assert module.main([]) == 1, "but not written over"
-    assert (module.HERE / "p2p.json").read_bytes() == before
-    assert "p2p.json differs" in capsys.readouterr().out
+    assert (module.HERE / f"p2p-v{following}.json").read_bytes() == before
+    assert f"p2p-v{following}.json differs" in capsys.readouterr().out
 
 
 # --- docs/p2p-protocol.md ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_documented_version_is_that_of_the_code() -> None:
-    assert (messages.VERSION, messages.VERSION) == messages.VERSIONS
-    assert f"**Version {messages.VERSION}.**" in PAGE.read_text()
-    assert json.loads((GOLDEN / "p2p.json").read_text())["protocol_version"] == oracle().VERSION == messages.VERSION
+    lowest, highest = messages.VERSIONS
+    assert lowest <= highest == messages.VERSION == oracle().VERSION
+    assert f"**Version {messages.VERSION}" in PAGE.read_text()
+    for version in range(lowest, highest + 1):
+        assert json.loads((GOLDEN / f"p2p-v{version}.json").read_text())["protocol_version"] == version
 
 
 def test_the_documented_kinds_are_those_of_the_code() -> None:
     assert {int(kind): name for kind, name, *_ in rows("## Messages")} == {cls.KIND: name for name, cls in KINDS.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("Ready", "Goodbye")])
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("Ready", "Cancel")])
 def test_every_field_of_a_message_is_documented_in_its_order(name: str) -> None:
     fields = [field.name for field in dataclasses.fields(KINDS[name]) if field.name != "number"]
     assert [field for field, *_ in rows(f"### {name}")] == fields
@@ -145,15 +163,18 @@ def test_the_documented_bounds_are_those_of_the_code() -> None:
         "bytes of an agent": messages.MAX_AGENT_BYTES,
         "bytes of a record": messages.MAX_RECORD_BYTES,
         "a time, in ms": messages.MAX_WAIT_MS,
-        "characters of a refusal's text": messages.MAX_TEXT,
+        "characters of the text of a Refused or a Goodbye": messages.MAX_TEXT,
         "bytes of a name": longest_name,
     }
 
 
-def test_the_documented_refusals_and_statuses_are_those_of_the_code() -> None:
+def test_the_documented_codes_and_statuses_are_those_of_the_code() -> None:
     refused = PAGE.read_text().split("### Refused\n", 1)[1].split("\n### ", 1)[0]
     table = refused.split("| code | means | the asker |\n", 1)[1]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == messages.REFUSALS
+    goodbye = PAGE.read_text().split("### Goodbye\n", 1)[1].split("\n### ", 1)[0]
+    table = goodbye.split("| code | of an owner, means | the asker begins another session |\n", 1)[1]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == messages.GOODBYES
     result = PAGE.read_text().split("### Result\n", 1)[1].split("\n### ", 1)[0]
     statuses = {name: int(code) for code, name in re.findall(r"^\| (\d) \| (\w+) \|", result, re.MULTILINE)}
     assert statuses == {name: getattr(messages, name) for name in ("FOUND", "MISSING", "WRONG_SIZE", "BUSY", "FAILED")}
@@ -196,7 +217,15 @@ def test_what_the_page_says_in_words_is_what_the_code_does() -> None:
         f"got rid of bytes for {security._STUCK_MS:,} ms",
         f"and {limits.bad_frames} of them end it",
         f"after {round(limits.max_wait_s * 1000):,} ms where that is more",
-        f"({limits.session_waits} of a session, {limits.max_waits:,} of all)",
+        f"({limits.session_waits} of a session, {limits.max_waits:,} of all; and of their names "
+        f"{limits.session_wait_names:,} and {limits.max_wait_names:,})",
+        f"some seconds ({limits.lease_s:g}, unless",
+        f"{limits.session_fetches} Fetches and {limits.session_items:,} items of them",
+        f"and {limits.session_bytes >> 20} MiB of records at a time",
+        f"to whose asker {security._SEND_QUEUE} messages wait",
+        f"had best wait {data_path._FAREWELL_S * 1000:g} ms for the reason",
+        f"has at most {messages.MAX_FRAME_BYTES:,} bytes. Anywhere in it an array has at most {messages.MAX_NAMES} entries",
+        f"a text has at most {strict.MAX_TEXT_BYTES:,} bytes and a binary at most {messages.MAX_AGENT_BYTES:,};",
         f"({data_path.MAX_QUEUED_BYTES >> 20} MiB a session",
         f"taken a record {round(data_path._GRACE_S * 1000):,} ms after",
         f"metadata, in {round(targets._ADMIT_S * 1000):,} ms at most",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +16,17 @@ pytest.importorskip("zmq")
 pytest.importorskip("msgpack")
 
 import zmq
-from p2p_fake_peer import FakePeer
+from p2p_scripted import scripted_peer
 
 from kvstore_sdk.backend import Buffer, Deadline, Failure, Get, GetStatus, Hint, Put, PutStatus, Region, UnavailableError, open_backend
 from kvstore_sdk_backends.p2p import messages
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.backend import P2PBackend
 from kvstore_sdk_backends.p2p.keys import CurveKey, write_key
-from kvstore_sdk_backends.p2p.messages import Found, Hello, Lookup, Refused, decode, encode
+from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, Refused, Welcome, decode, encode
 from kvstore_sdk_backends.p2p.security import Security
 
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / f"p2p-v{VERSION}.json"
 WAIT_S = 30.0
 SIZE = 64 << 10
 NAME = "v1/a/record"
@@ -192,8 +195,34 @@ def answer(socket: zmq.Socket[bytes]) -> messages.Message:
     return decode(socket.recv())
 
 
+def foreign(message: str) -> list[dict[str, Any]]:
+    """Frames that nodes of other versions send."""
+    return [case for case in json.loads(GOLDEN.read_text())["foreign"] if case["message"] == message]
+
+
+@pytest.mark.parametrize("case", foreign("Hello"), ids=lambda case: case["what"])
 def test_an_asker_of_another_version_is_told_which_ones_there_are(
-    open_node: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    case: dict[str, Any], open_node: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = serving(open_node)
+    spoken = "{} to {}".format(*case["fields"]["versions"])
+    with client(owner.address) as stranger:
+        stranger.send(bytes.fromhex(case["frame"]))
+        refused = answer(stranger)
+        assert isinstance(refused, Refused)
+        assert (refused.number, refused.code, list(refused.versions)) == tuple(
+            case["answer"][key] for key in ("number", "code", "versions")
+        )
+        assert spoken in refused.text
+        # On the same connection it may say Hello in a version that both speak.
+        stranger.send(encode(Hello(8, messages.VERSIONS, b"n" * 16, "", "", ("zmq",))))
+        assert isinstance(answer(stranger), Welcome)
+    until(lambda: spoken in lines(caplog, "server"))
+    assert nothing_was_served(owner)
+
+
+def test_an_asker_that_does_not_speak_the_version_of_its_own_hello_is_refused_likewise(
+    open_node: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = serving(open_node)
     with client(owner.address) as stranger:
@@ -212,19 +241,14 @@ def test_an_asker_of_another_version_is_told_which_ones_there_are(
 
 
 def test_an_owner_of_another_version_is_not_asked(open_node: Open, caplog: pytest.LogCaptureFixture) -> None:
-    class FromTheFuture(FakePeer):
-        def _answer(self, message: object) -> object:  # type: ignore[override]
-            known = super()._answer(message)
-            return Refused(message.number, "version", "no", (40, 41)) if isinstance(message, Hello) else known
-
-    peer = FromTheFuture()
-    try:
-        asker = open_node(peers=peer.address)
-        assert "40 to 41" in refused_for(asker)
-        assert "40 to 41" in lines(caplog, "peer")
-        assert peer.asked(Lookup) == 0
-    finally:
-        peer.close()
+    """It refuses the Hello with the number 1, which is the first of an asker."""
+    [case] = [case for case in foreign("Refused") if case["number"] == 1]
+    spoken = "{} to {}".format(*case["fields"]["versions"])
+    with scripted_peer(lambda message: bytes.fromhex(case["frame"])) as peer:
+        asker = open_node(peers=str(peer.address))
+        assert spoken in refused_for(asker)
+        assert spoken in lines(caplog, "peer")
+        assert {type(message) for message in peer.asked} == {Hello}
 
 
 def test_a_hint_leads_off_loopback_only_with_a_key(open_node: Open, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from kvstore_sdk_backends.p2p.messages import (
     FOUND,
     MISSING,
     WRONG_SIZE,
+    Cancel,
     Found,
     Goodbye,
     Lookup,
@@ -42,7 +43,7 @@ def test_a_session_looks_up_and_fetches() -> None:
         async with serving(source) as s:
             asker = s.asker()
             welcome = await asker.hello()
-            assert (welcome.node, welcome.path, welcome.lease_ms) == (s.node, "zmq", 10_000)
+            assert (welcome.node, welcome.path) == (s.node, "zmq")
             assert await asker.look_up("a", "x", "b") == (5000, 0, 100)
             statuses = await asker.fetch(("a", 5000), ("x", 7), ("b", 99), ("c", MIB))
             assert statuses == ((FOUND, 5000), (MISSING, 0), (WRONG_SIZE, 100), (FOUND, MIB))
@@ -97,7 +98,7 @@ def test_leases_end_by_release_goodbye_and_time() -> None:
             await until(lambda: not source.out)
             await asker.look_up("c")
             assert len(source.out) == 1
-            await asker.send(encode(Goodbye()))
+            await asker.send(encode(Goodbye("closing", "")))
             await until(lambda: not s.counts["sessions_now"])
             assert source.out == []
 
@@ -240,7 +241,7 @@ def test_frames_that_are_no_message_are_refused_and_too_many_end_the_session() -
             await asker.hello()
             await good.hello()
             await asker.look_up("a")
-            wrong = [(b"",), (os.urandom(100),), (encode(Found(1, (1,))),), (encode(Goodbye()), b"more")]
+            wrong = [(b"",), (os.urandom(100),), (encode(Found(1, (1,))),), (encode(Goodbye("closing", "")), b"more")]
             for frames in wrong:
                 await asker.send(*frames)
                 refused = await asker.answer(0, Refused)
@@ -258,7 +259,7 @@ def test_a_target_is_refused_where_data_takes_another_way() -> None:
         async with serving() as s:
             asker = s.asker()
             await asker.hello()
-            assert await asker.refused(Target(0, 1, b"agent", ((0, 1),))) == "path"
+            assert await asker.refused(Target(0, b"agent", ((1, 1),))) == "path"
 
     run(test)
 
@@ -270,7 +271,7 @@ def test_strangers_hear_nothing_but_that_they_have_no_session() -> None:
             for question in (Lookup(0, 0, ("a",)), Lookup(0, 1000, ("x",)), s.asker().fetch_of(("a", 100)), Ready(0)):
                 assert await s.asker().refused(question) == "unknown"
             stranger = s.asker()
-            for message in (Release(("a",)), Goodbye()):
+            for message in (Release(("a",)), Goodbye("closing", ""), Cancel(1)):
                 await stranger.send(encode(message))
             assert await stranger.refused(Lookup(0, 0, ("a",))) == "unknown"
             assert source.lent == 0
@@ -294,6 +295,36 @@ def test_closing_tells_the_askers_gives_all_loans_back_and_is_bounded() -> None:
                 await s.server.close()
                 await s.server.close()
             assert source.out == []
+            # The last of what it says, though its socket is closed by now.
+            while not isinstance(said := await asker.receive(), Goodbye):
+                pass
+            assert said == Goodbye("closing", "this node closes")
+
+    run(test)
+
+
+def test_a_look_up_that_waits_is_answered_at_once_when_it_is_called_off() -> None:
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            asker, other = s.asker(), s.asker()
+            for one in (asker, other):
+                await one.hello()
+                await one.send(encode(Lookup(1000, 600_000, ("a", "x"))))
+            await until(lambda: s.counts["waits_now"] == 2)
+            # Of another number, and of no question at all.
+            await asker.send(encode(Cancel(1001)))
+            assert await asker.look_up("a") == (100,)
+            assert s.counts["waits_now"] == 2
+            await asker.send(encode(Cancel(1000)))
+            assert (await asker.answer(1000, Found)).sizes == (100, 0)
+            assert s.counts["waits_now"] == 1
+            # Once it is answered, that is without effect.
+            await asker.send(encode(Cancel(1000)))
+            source.add("x", 50)
+            assert (await other.answer(1000, Found)).sizes == (100, 50)
+            assert await asker.look_up("x") == (50,)
+            assert asker.unasked == other.unasked == []
 
     run(test)
 

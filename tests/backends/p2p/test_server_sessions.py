@@ -143,11 +143,11 @@ def test_what_others_leased_is_theirs_no_more_when_all_sessions_are_ended() -> N
             for asker in askers:
                 await asker.hello()
                 await asker.look_up("a")
-            s.server.end_sessions("the records are others")
+            s.server.end_sessions("namespace", "the records are others")
             assert source.out == []
             source.remove("a")
             for asker in askers:
-                assert isinstance(await asker.receive(), Goodbye)
+                assert await asker.receive() == Goodbye("namespace", "the records are others")
                 assert await asker.refused(Lookup(0, 0, ("a",))) == "unknown"
                 await asker.hello()
                 assert await asker.look_up("a") == (0,)

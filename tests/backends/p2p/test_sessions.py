@@ -107,7 +107,7 @@ def test_sessions_of_one_node_stand_beside_each_other_and_are_told_by_their_targ
         sessions = sessions_with(new, old, other, without)
         assert len(sessions) == 4
         assert sessions.with_target_beside(new) == []
-        old.target = other.target = new.target = Target(0, 1, b"agent", ())
+        old.target = other.target = new.target = Target(0, b"agent", ((1, 1),))
         assert sessions.with_target_beside(new) == [old]
         without.targets_pending = 1
         assert sessions.with_target_beside(new) == [old, without]

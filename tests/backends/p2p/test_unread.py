@@ -163,7 +163,7 @@ def asked(start_node: Callable[..., NodeProcess]) -> Iterator[tuple[NodeProcess,
             wire = Wire(control.accept()[0], b"ROUTER")
             hello = decode(wire.receive())
             assert isinstance(hello, Hello)
-            welcome = Welcome(hello.number, VERSION, NODE, "zmq", data.getsockname()[1], 256, 256, 1000)
+            welcome = Welcome(hello.number, VERSION, NODE, "zmq", data.getsockname()[1], 256, 256)
             wire.socket.sendall(frame(encode(welcome)))
             other = Wire(data.accept()[0], b"ROUTER")
             question.exception(60)

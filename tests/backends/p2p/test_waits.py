@@ -35,7 +35,7 @@ def test_it_is_answered_when_the_last_record_has_come() -> None:
     records = Records("a")
     waits = waits_for(records)
     answers: list[str] = []
-    assert waits.add(ALICE, ["a", "b", "c"], 10.0, lambda: answers.append("alice"))
+    assert waits.add(ALICE, 1, ["a", "b", "c"], 10.0, lambda: answers.append("alice"))
     waits.look(1.0)
     records.there.add("c")
     waits.look(2.0)
@@ -50,7 +50,7 @@ def test_it_is_answered_when_the_last_record_has_come() -> None:
 def test_it_is_answered_when_its_time_is_up() -> None:
     waits = waits_for(Records("a"))
     answers: list[str] = []
-    waits.add(ALICE, ["a", "b"], 10.0, lambda: answers.append("alice"))
+    waits.add(ALICE, 1, ["a", "b"], 10.0, lambda: answers.append("alice"))
     waits.look(9.9)
     assert answers == []
     waits.look(10.0)
@@ -61,8 +61,8 @@ def test_only_the_first_missing_record_of_each_is_looked_at() -> None:
     """Many waiting look-ups of many names cost one name each."""
     records = Records("a0", "a1")
     waits = waits_for(records)
-    waits.add(ALICE, [f"a{number}" for number in range(256)], 10.0, list)
-    waits.add(BOB, ["b0", "b1"], 10.0, list)
+    waits.add(ALICE, 1, [f"a{number}" for number in range(256)], 10.0, list)
+    waits.add(BOB, 1, ["b0", "b1"], 10.0, list)
     waits.look(1.0)
     records.asked.clear()
     waits.look(2.0)
@@ -73,7 +73,7 @@ def test_a_record_that_is_gone_again_is_waited_for_again() -> None:
     records = Records("a")
     waits = waits_for(records)
     answers: list[str] = []
-    waits.add(ALICE, ["a", "b"], 10.0, lambda: answers.append("alice"))
+    waits.add(ALICE, 1, ["a", "b"], 10.0, lambda: answers.append("alice"))
     waits.look(1.0)
     records.there = {"b"}
     waits.look(2.0)
@@ -87,8 +87,8 @@ def test_nobody_is_answered_whose_session_ended() -> None:
     records = Records()
     waits = waits_for(records)
     answers: list[str] = []
-    waits.add(ALICE, ["a"], 10.0, lambda: answers.append("alice"))
-    waits.add(BOB, ["a"], 10.0, lambda: answers.append("bob"))
+    waits.add(ALICE, 1, ["a"], 10.0, lambda: answers.append("alice"))
+    waits.add(BOB, 1, ["a"], 10.0, lambda: answers.append("bob"))
     waits.end(ALICE)
     waits.end(ALICE)
     records.there.add("a")
@@ -99,18 +99,18 @@ def test_nobody_is_answered_whose_session_ended() -> None:
 
 def test_one_too_many_is_not_taken() -> None:
     waits = waits_for(Records(), session_waits=2, max_waits=3)
-    assert [waits.add(ALICE, ["a"], 10.0, list) for _ in range(3)] == [True, True, False]
-    assert [waits.add(BOB, ["a"], 10.0, list) for _ in range(2)] == [True, False]
+    assert [waits.add(ALICE, 1, ["a"], 10.0, list) for _ in range(3)] == [True, True, False]
+    assert [waits.add(BOB, 1, ["a"], 10.0, list) for _ in range(2)] == [True, False]
     waits.end(ALICE)
-    assert waits.add(BOB, ["a"], 10.0, list)
+    assert waits.add(BOB, 1, ["a"], 10.0, list)
 
 
 def test_one_name_too_many_is_not_taken() -> None:
     waits = waits_for(Records(), session_wait_names=5, max_wait_names=8)
-    assert [waits.add(ALICE, ["a", "b"], 10.0, list) for _ in range(3)] == [True, True, False]
-    assert [waits.add(BOB, list("abcd"), 10.0, list), waits.add(BOB, list("efg"), 10.0, list)] == [True, False]
+    assert [waits.add(ALICE, 1, ["a", "b"], 10.0, list) for _ in range(3)] == [True, True, False]
+    assert [waits.add(BOB, 1, list("abcd"), 10.0, list), waits.add(BOB, 1, list("efg"), 10.0, list)] == [True, False]
     waits.look(20.0)
-    assert waits.add(BOB, list("abcde"), 10.0, list)
+    assert waits.add(BOB, 1, list("abcde"), 10.0, list)
 
 
 @pytest.mark.parametrize("limits", [{"max_waits": 6}, {"max_wait_names": 12}], ids=["look-ups", "names"])
@@ -118,13 +118,13 @@ def test_who_waits_for_most_makes_room_for_the_others(limits: dict[str, int]) ->
     waits = waits_for(Records(), **limits)
     answers: list[str] = []
     for number in range(6):
-        assert waits.add(ALICE, ["a", "b"], 10.0, lambda number=number: answers.append(f"alice {number}"))  # type: ignore[misc]
+        assert waits.add(ALICE, 1, ["a", "b"], 10.0, lambda number=number: answers.append(f"alice {number}"))  # type: ignore[misc]
     for _ in range(3):
-        assert waits.add(BOB, ["c", "d"], 10.0, lambda: answers.append("bob"))
+        assert waits.add(BOB, 1, ["c", "d"], 10.0, lambda: answers.append("bob"))
     assert answers == ["alice 0", "alice 1", "alice 2"]
     # Now both have as many.
-    assert not waits.add(BOB, ["c", "d"], 10.0, list)
-    assert not waits.add(ALICE, ["c", "d"], 10.0, list)
+    assert not waits.add(BOB, 1, ["c", "d"], 10.0, list)
+    assert not waits.add(ALICE, 1, ["c", "d"], 10.0, list)
     assert (waits.waits_of(ALICE), waits.waits_of(BOB)) == (3, 3)
     waits.look(20.0)
     assert sorted(answers) == [*(f"alice {number}" for number in range(6)), *["bob"] * 3]
@@ -134,7 +134,7 @@ def test_an_answer_may_begin_another_wait() -> None:
     records = Records("a")
     waits = waits_for(records, session_waits=1)
     taken: list[bool] = []
-    waits.add(ALICE, ["a"], 10.0, lambda: taken.append(waits.add(ALICE, ["b"], 10.0, list)))
+    waits.add(ALICE, 1, ["a"], 10.0, lambda: taken.append(waits.add(ALICE, 1, ["b"], 10.0, list)))
     waits.look(1.0)
     assert taken == [True]
     assert len(waits) == 1
@@ -150,10 +150,25 @@ def test_each_is_answered_at_the_first_look_at_which_all_are_there(wanted: list[
     answered: dict[int, int] = {}
     here = 0
     for number, names in enumerate(wanted):
-        waits.add(ALICE, [str(name) for name in names], 1e9, lambda number=number: answered.__setitem__(number, here))  # type: ignore[misc]
+        waits.add(ALICE, 1, [str(name) for name in names], 1e9, lambda number=number: answered.__setitem__(number, here))  # type: ignore[misc]
     waits.look(0.0)
     for name in order:
         records.there.add(str(name))
         here = len(records.there) - 1
         waits.look(0.0)
     assert answered == {number: max(map(order.index, names)) for number, names in enumerate(wanted)}
+
+
+def test_one_that_is_cut_short_is_answered_and_no_other() -> None:
+    records, answers = Records(), []
+    waits = waits_for(records)
+    for session, number in ((ALICE, 1), (ALICE, 2), (BOB, 1)):
+        waits.add(session, number, ["a"], 10.0, lambda said=(session, number): answers.append(said))  # type: ignore[misc]
+    waits.cut_short(ALICE, 1)
+    waits.cut_short(ALICE, 1)
+    waits.cut_short(BOB, 2)
+    assert answers == [(ALICE, 1)]
+    assert (len(waits), waits.waits_of(ALICE), waits.waits_of(BOB)) == (2, 1, 1)
+    waits.look(11.0)
+    assert answers == [(ALICE, 1), (ALICE, 2), (BOB, 1)]
+    assert len(waits) == 0
