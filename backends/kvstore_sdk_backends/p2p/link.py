@@ -215,6 +215,7 @@ class Link:
         self, question: Hello | Target | Lookup | Fetch, wanted: type[A], until_s: float, late: Callable[[A], object] | None = None
     ) -> A:
         """The answer to `question`. `late` is called with one that comes when nobody waits any more: on the loop, and never after the end.
+        Of a Lookup that waits, and is cancelled here, it comes at once.
 
         Raises:
             TimedOutError: there is none at `until_s`.
@@ -225,7 +226,10 @@ class Link:
         try:
             await asyncio.wait({answer}, timeout=max(0.0, until_s - time.monotonic()))
         except asyncio.CancelledError:
-            if not answer.cancel() and not answer.cancelled() and answer.exception() is None and late is not None:
+            if answer.cancel():
+                if isinstance(question, Lookup) and question.wait_ms:
+                    self.tell(Cancel(question.number))
+            elif not answer.cancelled() and answer.exception() is None and late is not None:
                 late(answer.result())
             raise
         if answer.done():

@@ -140,8 +140,13 @@ class Lookups:
         async def ask() -> None:
             soon_s = min(until_s, time.monotonic() + self._answer_timeout_s)
             peers = await self._peers.named(hint.address, soon_s)
-            asks = [self._ask(peer, names, hunt, until_s, hint) for peer in peers[: self._fan_out] if peer not in hunt.avoid]
-            await asyncio.gather(*asks)
+            peers = [peer for peer in peers[: self._fan_out] if peer not in hunt.avoid]
+            asks = {self._keep(asyncio.ensure_future(self._ask(peer, names, hunt, until_s, hint))) for peer in peers}
+            while asks and any(name in hunt.missing for name in names):
+                _, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+            for one in asks:
+                # Another of its addresses has all of it: this one need not wait for it any longer.
+                one.cancel()
 
         return asyncio.ensure_future(ask())
 

@@ -119,6 +119,7 @@ class FakeLink:
     Attributes:
         told: What was said that needs no answer.
         asked: All questions, in order.
+        cancelled: Those whose asker was cancelled.
     """
 
     def __init__(self, answer: Answer, port: int = 1, path: str = "nixl", max_names: int = 256) -> None:
@@ -126,6 +127,7 @@ class FakeLink:
         self.welcome = Welcome(1, VERSION, os.urandom(16), path, 0, max_names, max_names)
         self.told: list[Any] = []
         self.asked: list[Any] = []
+        self.cancelled: list[Any] = []
         self.late: dict[int, Any] = {}
         self.ended = self.for_room = False
         self.cause = ""
@@ -166,7 +168,12 @@ class FakeLink:
 
     async def ask(self, question: Any, wanted: type[Any], until_s: float, late: Any = None) -> Any:
         future = self.post(question, wanted, late)
-        await asyncio.wait({future}, timeout=max(0.0, until_s - time.monotonic()))
+        try:
+            await asyncio.wait({future}, timeout=max(0.0, until_s - time.monotonic()))
+        except asyncio.CancelledError:
+            future.cancel()
+            self.cancelled.append(question)
+            raise
         if future.done():
             return future.result()
         raise TimedOutError(f"p2p peer {self.address}: no answer")

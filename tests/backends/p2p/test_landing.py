@@ -141,6 +141,26 @@ def test_an_answer_that_comes_as_its_load_is_given_up_settles_it(region: Region)
     run(steps())
 
 
+def test_a_buffer_that_is_not_registered_is_said_and_nobody_is_told_anything(region: Region) -> None:
+    """A Target without a region is none, and what is told of others is of no use to this load."""
+
+    async def steps() -> None:
+        asker = Asker(region, found)
+        asker.landing.remove_region(region)
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="register_region"):
+                await asker.fetch("a")
+            other = Region(4096)
+            asker.landing.add_region(other)
+        assert asker.link.asked == []
+        assert asker.plane.targets == 0
+        asker.landing.add_region(region)
+        await asker.fetch("a")
+        assert [len(target.regions) for target in asker.targets] == [3]
+
+    run(steps())
+
+
 def test_it_is_told_anew_when_that_has_changed(region: Region) -> None:
     async def steps() -> None:
         asker = Asker(region, found)

@@ -21,6 +21,7 @@ from kvstore_sdk_backends.p2p.messages import (
     FOUND,
     VERSION,
     VERSIONS,
+    Cancel,
     Fetch,
     ForeignHello,
     Found,
@@ -81,6 +82,29 @@ def test_a_question_has_its_answer_whatever_comes_in_between() -> None:
         run(steps)
         hello = peer.asked[0]
         assert (hello.node, hello.paths) == (GREETING.node, GREETING.paths)
+
+
+def test_a_look_up_that_waits_is_called_off_when_nobody_waits_for_it_any_more() -> None:
+    def answer(message: Any) -> Any:
+        return Found(message.number, (9,)) if isinstance(message, Cancel) else None
+
+    async def steps(context: zmq.asyncio.Context) -> None:
+        link = await meet(context, peer)
+        late: list[Found] = []
+        questions = [Lookup(link.number(), wait_ms, ("a",)) for wait_ms in (0, 60_000)]
+        asks = [asyncio.ensure_future(link.ask(question, Found, soon(), late.append)) for question in questions]
+        await until(lambda: numbers(peer.asked, Lookup) == 2)
+        for asking in asks:
+            asking.cancel()
+        # What it finds after all is settled as any late answer.
+        await until(lambda: late)
+        assert [found.number for found in late] == [questions[1].number]
+        assert [message for message in peer.asked if isinstance(message, Cancel)] == [Cancel(questions[1].number)]
+        assert not link.ended
+        link.end("over")
+
+    with scripted_peer(answer) as peer:
+        run(steps)
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_not_lost() -> None:

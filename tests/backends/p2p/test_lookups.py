@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
+from p2p_bench import until
 from p2p_scripted import Answer, FakeLink, having
 
 from kvstore_sdk.backend import Hint, TimedOutError, UnavailableError
@@ -90,6 +91,29 @@ def test_each_name_is_found_where_it_is() -> None:
         assert missing(hunt) == ["d"]
         assert hunt.failure() is None
         assert [group.place(name) for name in "abcd"] == [1, 2, 3, None]
+
+    run(steps())
+
+
+def test_of_several_that_wait_those_are_called_off_that_another_was_before() -> None:
+    """A name in a request stands for several nodes, one of which is to compute what is asked for."""
+
+    async def steps() -> None:
+        first, other = Held(a=1), Held(a=1)
+        group = Group(first, other, named=2)
+        both = [Address("127.0.0.1", port) for port in group.links]
+        group.peers._lookup = lambda address: both
+        group.hints.note(["v1/a"], Hint("engines:7400", 10.0))
+        finding = asyncio.ensure_future(group.find("a", wait=True))
+        await until(lambda: group.asked(1) == group.asked(2) == [("a",)])
+        first.answer_all(group.links[1])
+        assert missing(await finding) == []
+        assert group.place("a") == 1
+        assert group.links[2].cancelled == group.links[2].asked
+        assert group.links[1].cancelled == []
+        # It had it, too, as it was called off.
+        other.answer_all(group.links[2])
+        assert group.released(2) == ["a"]
 
     run(steps())
 

@@ -354,6 +354,26 @@ def test_of_another_versions_hello_the_versions_are_read(version: int, number: i
     assert decode(msgpack.packb([version, 1, number, spoken, *more])) == ForeignHello(number, version, spoken)
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [[None] * 256],
+        ["~" * 4096],
+        [bytes(65536)] * 7,
+        [None] * 252,
+        [[[[[[[[]]]]]]]],
+        [True, -1, 1.5, 2**64 - 1, -(2**63)],
+    ],
+    ids=["array", "text", "binary", "fields", "depth", "values"],
+)
+def test_of_another_version_everything_is_read_that_any_version_may_hold(behind: list[Any]) -> None:
+    """The bounds that the page has for all versions: no later one goes beyond them, so that this one can read whom to refuse."""
+    frame = msgpack.packb([7, 1, 1, [7, 7], *behind])
+    assert len(frame) <= MAX_FRAME_BYTES
+    assert decode(frame) == ForeignHello(1, 7, (7, 7))
+    assert decode(msgpack.packb([7, 3, 1, "busy", "", [7, 7], *behind[:250]])) == Refused(1, "busy", "", (7, 7))
+
+
 @given(st.integers(0, 2**16 - 1), numbers, tokens, texts, versions)
 def test_a_refusal_is_read_in_every_version(version: int, number: int, code: str, text: str, spoken: tuple[int, int]) -> None:
     assert decode(msgpack.packb([version, 3, number, code, text, spoken])) == Refused(number, code, text, spoken)

@@ -194,7 +194,7 @@ def test_a_data_header_reads_as_documented() -> None:
 
 def test_the_documented_times_are_those_of_the_code() -> None:
     limits = Limits()
-    assert {what: int(ms) for what, ms in rows("### Times")} == {
+    assert {what: int(ms) for what, ms, _ in rows("### Times")} == {
         "PING on a control connection": security._PING_MS,
         "silence that ends a control connection": security._SILENCE_MS,
         "bytes that TCP does not get rid of end a connection": security._STUCK_MS,
