@@ -153,6 +153,8 @@ def _convert(where: str, option: OptionInfo, value: object) -> Any:
             raise ConfigError(where, option.name, f"{shown} is out of bounds, it must be {option.bounds}")
         return result
     wanted = " or ".join(_type_name(option, choice) for choice in choices)
+    if str in choices and isinstance(value, (list, tuple)):
+        wanted += "; write one, with commas between what it lists"
     raise ConfigError(where, option.name, f"{shown} is not {wanted}")
 
 

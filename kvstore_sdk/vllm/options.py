@@ -140,6 +140,12 @@ class TierOptions:
         """The backend, for people: its name, `module:factory`, or of a URL the scheme."""
         return _shown(self.backend)
 
+    @property
+    def shown_given(self) -> str:
+        """The same, with the names of its options that were given. What they were given may be secret."""
+        names = ", ".join(sorted(name for name in self.backend_options if name != _REPLICA))
+        return f"{self.shown} with {names}" if names else self.shown
+
     def of_replica(self, where: str, index: int) -> TierOptions:
         """The same for one of several data parallel replicas, which share a configuration: a backend that listens learns which one it is.
 

@@ -117,7 +117,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             decision.identity.namespace,
             decision.identity.layout,
             "private to this process" if decision.private else "shared by engines of this vLLM version, kind of machine and topology",
-            options.shown,
+            options.shown_given,
             shown_settings(options.settings),
         )
 

@@ -194,6 +194,12 @@ def test_what_is_outside_the_product_is_refused_by_name(name: str) -> None:
     assert "outside this SDK" in error.problem
 
 
+@pytest.mark.parametrize("value", [["a", "b"], ("a",), []])
+def test_a_list_where_text_is_wanted_says_how_to_write_one(value: object) -> None:
+    assert problem(bucket=value).problem.endswith("is not a string; write one, with commas between what it lists")
+    assert "commas" not in problem(threads=value).problem
+
+
 def test_a_required_option_must_be_given() -> None:
     with pytest.raises(ConfigError, match="bucket: must be given"):
         parse_options("backend acme", SCHEMA, {})

@@ -136,7 +136,7 @@ class P2PBackend:
         counts = {f"asked_{name}": count for name, count in (self._lookups.counts | self._asking.counts).items()}
         counts |= {f"served_{name}": count for name, count in self._node.counters().items()}
         return counts | {
-            "peers_now": len(peers),
+            "peers_now": sum(not peer.itself for peer in peers),
             "peers_up_now": len(paths),
             "peers_nixl_now": paths.count("nixl"),
             "peer_connects": sum(peer.connects for peer in peers),

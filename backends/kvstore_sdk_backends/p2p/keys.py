@@ -94,7 +94,9 @@ def _read(where: str, path: str) -> str:
             return file.read(_MAX_FILE_BYTES).decode("ascii", "replace")
     except OSError as cause:
         # Without the path, which the text of the error has: what is called key is shown to nobody.
-        instead = "write the whole path: ~ stands for nothing here" if path.startswith("~") else "make one with kvstore keygen FILE"
+        instead = "bring the group's file there, or make one for a new group with kvstore keygen FILE"
+        if not os.path.isabs(path):
+            instead = "write the whole path: a relative one begins where this process was started, and ~ stands for nothing here"
         raise ConfigError(where, "key_file", f"cannot be read: {os.strerror(cause.errno or 0)}; {instead}") from None
 
 

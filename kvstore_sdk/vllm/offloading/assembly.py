@@ -180,7 +180,7 @@ def _tell(options: OffloadingOptions, layout: EngineLayout, decision: Decision, 
         " or ".join(chunks),
         options.policy,
         host.reserve_bytes,
-        ", ".join(f"{tier.name} ({tier.options.shown})" for tier in options.tiers) or "none",
+        ", ".join(f"{tier.name} ({tier.options.shown_given})" for tier in options.tiers) or "none",
         shown_settings(options.store),
     )
 

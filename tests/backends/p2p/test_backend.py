@@ -192,6 +192,7 @@ def test_alone_in_its_own_list_a_node_has_no_peers(open_node: Callable[..., P2PB
     node._peers.listed = (node.address,)
     node._settings = type(node._settings)(listen=node.address, peers=(node.address,))
     wait_for(lambda: node.exists(["v1/a"], soon()) == [False])
+    wait_for(lambda: node.counters()["peers_now"] == 0)
 
 
 # Deadlines

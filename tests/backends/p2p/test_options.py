@@ -143,6 +143,8 @@ def test_where_it_listens_is_to_be_said() -> None:
 
 def test_a_path_to_a_key_is_not_expanded_and_said_so() -> None:
     assert "~ stands for nothing here" in refusal(key_file="~/group.key").problem
+    assert "a relative one begins where this process was started" in refusal(key_file="keys/group.key").problem
+    assert "bring the group's file there" in refusal(key_file="/nonexistent/group.key").problem
     assert "is no path" in refusal(key_file="a\0b").problem
 
 
