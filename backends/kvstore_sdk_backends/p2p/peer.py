@@ -13,6 +13,7 @@ from enum import Enum
 from kvstore_sdk.backend import BackendError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.link import Link, PeerRefusedError
+from kvstore_sdk_backends.p2p.notices import Notices
 
 __all__ = ["AliasError", "Peer", "State"]
 
@@ -70,8 +71,8 @@ class Peer:
         why: What is the matter, or not, as one clause.
     """
 
-    def __init__(self, address: Address, connect: Callable[[Address], Awaitable[Link]]) -> None:
-        """`connect` opens a session, or raises a `BackendError`, within some seconds."""
+    def __init__(self, address: Address, connect: Callable[[Address], Awaitable[Link]], notices: Notices | None = None) -> None:
+        """`connect` opens a session, or raises a `BackendError`, within some seconds. `notices`: of all peers of a node."""
         self.address = address
         self.state = State.IDLE
         self.used_s = time.monotonic()
@@ -79,6 +80,7 @@ class Peer:
         self.connects = 0
         self.itself = False
         self._connect = connect
+        self._notices = notices if notices is not None else Notices(LOG_EVERY_S)
         self._link: Link | None = None
         self._alias: Peer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -143,10 +145,10 @@ class Peer:
         """
         self.used_s = time.monotonic()
         self.start()
-        while (link := self.link) is None:
-            if (alias := self.alias) is not None:
         if self.state is State.IDLE:
             self._hurry.set()
+        while (link := self.link) is None:
+            if (alias := self.alias) is not None:
                 return await alias.ready(until_s)
             left_s = until_s - time.monotonic()
             if not self.live or left_s <= 0:
@@ -246,19 +248,17 @@ class Peer:
             self._set(State.UP, "is up")
             self._say(logging.INFO, f"is up, records come over {link.welcome.path}")
             await link.wait_ended()
-            steady = time.monotonic() - began_s >= STEADY_S
-            self._returning = self._returning and not self._failures
             if link.for_room:
                 await self._stand_by(link)
                 continue
+            steady = time.monotonic() - began_s >= STEADY_S
+            self._returning = self._returning and not self._failures
             self._failures += not steady
             self._set(State.DOWN, link.cause)
             self._say(logging.WARNING, f"is lost: {link.cause}")
             if self._failures:
                 await self._rest(self._pause_s())
 
-    async def _stand_aside(self, error: AliasError) -> None:
-        """Until the session at the other address ends, or this address may be another's."""
     async def _stand_by(self, link: Link) -> None:
         """Until there is something to ask: who came back before that would take the place of another one, and that one of the next."""
         self._failures = 0
@@ -267,6 +267,8 @@ class Peer:
         self._say(logging.INFO, link.cause)
         await self._hurry.wait()
 
+    async def _stand_aside(self, error: AliasError) -> None:
+        """Until the session at the other address ends, or this address may be another's."""
         if self._alias is not error.peer:
             logger.info("p2p peer %s: %s", self.address, _reason(error))
         self._alias = error.peer
@@ -309,8 +311,13 @@ class Peer:
 
     def _say(self, level: int, text: str) -> None:
         now_s = time.monotonic()
-        if text != self._said[0] or now_s - self._said[1] >= LOG_EVERY_S:
-            self._said = (text, now_s)
+        if text == self._said[0] and now_s - self._said[1] < LOG_EVERY_S:
+            return
+        self._said = (text, now_s)
+        if level == logging.WARNING and not self.path:
+            # Of the ports of a host where nobody is, one stands for all.
+            self._notices.say(logger.warning, (self.address.host, text), "p2p peer %s: %s", self.address, text)
+        else:
             logger.log(level, "p2p peer %s: %s", self.address, text)
 
 

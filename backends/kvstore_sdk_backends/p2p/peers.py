@@ -11,6 +11,7 @@ from functools import partial
 
 from kvstore_sdk_backends.p2p.addresses import Address, resolve
 from kvstore_sdk_backends.p2p.link import Link
+from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.peer import AliasError, Peer
 
 __all__ = ["Peers"]
@@ -62,6 +63,7 @@ class Peers:
         self._resolved = asyncio.Event()
         self._closed = False
         self._said: set[str] = set()
+        self._notices = Notices()
 
     def start(self) -> None:
         """Connect to all that are listed. Idempotent."""
@@ -144,7 +146,7 @@ class Peers:
         if len(self._peers) >= self._max_peers and not self._make_room():
             self._say(f"p2p: more than max_peers {self._max_peers} peers are in use; others that requests name are not asked")
             return None
-        peer = self._peers[address] = Peer(address, self._begin)
+        peer = self._peers[address] = Peer(address, self._begin, self._notices)
         return peer
 
     def _may_ask(self, address: Address) -> bool:
@@ -195,7 +197,7 @@ class Peers:
             elif len(self._peers) >= self._max_peers and not self._make_room():
                 self._say(f"p2p: peers are more than max_peers {self._max_peers} addresses; those beyond are not asked")
             else:
-                self._peers[address] = Peer(address, self._begin)
+                self._peers[address] = Peer(address, self._begin, self._notices)
         for address in own:
             if (peer := self._peers.get(address)) is not None:
                 peer.start()

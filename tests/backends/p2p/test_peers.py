@@ -15,6 +15,7 @@ import pytest
 from p2p_bench import until
 from p2p_scripted import FakeLink
 
+from kvstore_sdk.backend import UnavailableError
 from kvstore_sdk_backends.p2p import peer as peer_module
 from kvstore_sdk_backends.p2p import peers as peers_module
 from kvstore_sdk_backends.p2p.addresses import Address
@@ -201,7 +202,7 @@ def test_names_that_requests_name_are_looked_up_by_few_threads_however_many_ther
         peers = world.peers(resolve_s=60.0)
         shortly = time.monotonic() + 0.1
         assert await asyncio.gather(*(peers.named(name, shortly) for name in names * 2)) == [[]] * 60
-        assert world.lookups == 3
+        await until(lambda: world.lookups == 3)
         # None of them has ended, and nobody waits for them.
         assert await peers.named(names[20], soon()) == []
         assert world.lookups == 3
@@ -345,6 +346,26 @@ def test_an_address_that_was_another_one_of_a_node_is_looked_at_again(monkeypatc
         peers.close("over")
 
     run(steps())
+
+
+def test_of_a_range_of_ports_where_nobody_is_one_line_stands_for_all(caplog: pytest.LogCaptureFixture) -> None:
+    async def steps() -> None:
+        world = World()
+
+        async def nobody(address: Address) -> Any:
+            world.connected.append(address)
+            raise UnavailableError(f"p2p peer {address}: nobody listens there")
+
+        world.connect = nobody  # type: ignore[method-assign]
+        peers = world.peers(*(at(1, port) for port in range(7400, 7432)), at(2), max_peers=64)
+        await peers.live(soon())
+        await until(lambda: len(set(world.connected)) == 33)
+        await until(lambda: all(peer.state is peer_module.State.DOWN for peer in peers.all()))
+        peers.close("over")
+
+    with caplog.at_level(logging.INFO):
+        run(steps())
+    assert sorted(line.split(":")[0] for line in caplog.messages) == ["p2p peer 10.0.0.1", "p2p peer 10.0.0.2"]
 
 
 def test_without_a_list_there_is_nobody_to_ask() -> None:
