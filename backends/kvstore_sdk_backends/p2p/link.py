@@ -16,6 +16,7 @@ from kvstore_sdk.backend import BackendError, TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Receiver
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_not_connected
 from kvstore_sdk_backends.p2p.messages import (
     VERSION,
@@ -34,7 +35,6 @@ from kvstore_sdk_backends.p2p.messages import (
     Result,
     Target,
     Welcome,
-    decode,
     encode,
 )
 from kvstore_sdk_backends.p2p.monitor import FLOODED, Monitor

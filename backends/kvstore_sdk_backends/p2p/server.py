@@ -13,6 +13,7 @@ import zmq
 from kvstore_sdk.backend import BackendError, Deadline, RecordSource
 from kvstore_sdk_backends.p2p.control_line import ControlLine
 from kvstore_sdk_backends.p2p.data_path import Sender
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.fetches import Fetches
 from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit, wrong_version
 from kvstore_sdk_backends.p2p.guard import Guard
@@ -39,7 +40,6 @@ from kvstore_sdk_backends.p2p.messages import (
     Sent,
     Target,
     Welcome,
-    decode,
     encode,
 )
 from kvstore_sdk_backends.p2p.notices import Notices

@@ -25,6 +25,7 @@ from p2p_frames import Frames
 
 from kvstore_sdk.backend import Deadline, Get, GetStatus, Put, PutStatus, Region
 from kvstore_sdk_backends.p2p import open_p2p
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import (
     VERSIONS,
@@ -34,7 +35,6 @@ from kvstore_sdk_backends.p2p.messages import (
     Lookup,
     MessageError,
     Refused,
-    decode,
     encode,
 )
 

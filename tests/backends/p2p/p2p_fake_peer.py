@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import zmq
 
-from kvstore_sdk_backends.p2p.messages import MISSING, VERSION, Fetch, Found, Hello, Lookup, MessageError, Result, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.decoding import decode
+from kvstore_sdk_backends.p2p.messages import MISSING, VERSION, Fetch, Found, Hello, Lookup, MessageError, Result, Welcome, encode
 
 __all__ = ["FakePeer"]
 

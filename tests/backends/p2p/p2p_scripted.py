@@ -16,7 +16,8 @@ import zmq
 from kvstore_sdk.backend import TimedOutError, UnavailableError
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.data_path import HEADER, routing_id
-from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, MessageError, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.decoding import decode
+from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, MessageError, Welcome, encode
 
 __all__ = ["FakeLink", "ScriptedPeer", "scripted_peer"]
 
@@ -64,7 +65,7 @@ class ScriptedPeer:
     def send_record(self, number: int, index: int, record: bytes, size: int | None = None) -> None:
         """To the asker, over its data connection; from within `answer`."""
         header = HEADER.pack(number, index, len(record) if size is None else size)
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 30
         while True:
             try:
                 self._data.router_mandatory = 1

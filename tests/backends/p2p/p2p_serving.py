@@ -15,9 +15,10 @@ import zmq.asyncio
 from p2p_bench import PATIENCE_S, Patient
 
 from kvstore_sdk_backends.p2p.data_path import HEADER, Sender, routing_id
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.limits import Limits
-from kvstore_sdk_backends.p2p.messages import VERSIONS, Fetch, Found, Hello, Lookup, Refused, Result, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.messages import VERSIONS, Fetch, Found, Hello, Lookup, Refused, Result, Welcome, encode
 from kvstore_sdk_backends.p2p.server import Server
 
 __all__ = ["Asker", "Serving", "serving"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from p2p_frames import KINDS, Frames
 
 from kvstore_sdk.backend import InvalidError
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.messages import (
     GOODBYES,
     MAX_AGENT_BYTES,
@@ -40,7 +41,6 @@ from kvstore_sdk_backends.p2p.messages import (
     Result,
     Target,
     Welcome,
-    decode,
     encode,
 )
 

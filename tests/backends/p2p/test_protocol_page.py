@@ -15,6 +15,7 @@ import pytest
 
 from kvstore_sdk.backend import is_valid_name
 from kvstore_sdk_backends.p2p import data_path, guard, link, messages, security, strict, targets
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import ForeignHello, MessageError, Refused
 
@@ -71,7 +72,7 @@ def rows(heading: str) -> list[list[str]]:
 def test_a_message_has_its_golden_frame(case: dict[str, Any]) -> None:
     message = message_of(case)
     assert messages.encode(message).hex() == case["frame"]
-    assert messages.decode(bytes.fromhex(case["frame"])) == message
+    assert decode(bytes.fromhex(case["frame"])) == message
 
 
 @pytest.mark.parametrize("case", golden("foreign"), ids=lambda case: case["what"])
@@ -82,13 +83,13 @@ def test_of_another_version_what_no_version_changes_is_read(case: dict[str, Any]
         read = ForeignHello(case["number"], case["version"], **fields)
     else:
         read = Refused(case["number"], **fields)
-    assert messages.decode(bytes.fromhex(case["frame"])) == read
+    assert decode(bytes.fromhex(case["frame"])) == read
 
 
 @pytest.mark.parametrize("case", golden("refused"), ids=lambda case: case["what"])
 def test_a_golden_frame_that_is_none_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(MessageError):
-        messages.decode(bytes.fromhex(case["frame"]))
+        decode(bytes.fromhex(case["frame"]))
 
 
 @pytest.mark.parametrize("case", golden("headers"), ids=lambda case: str(case["number"]))
@@ -243,7 +244,7 @@ def test_the_shown_frames_are_messages_of_one_session() -> None:
         if said.startswith("on the data connection"):
             assert data_path.HEADER.unpack(frame) == (3, 0, 8192)
             continue
-        message = messages.decode(frame)
+        message = decode(frame)
         seen.append(type(message).__name__)
         assert said.startswith(f"{seen[-1]}, number {getattr(message, 'number', 0)}")
     assert seen == ["Hello", "Welcome", "Lookup", "Found", "Fetch", "Result", "Goodbye"]

@@ -22,8 +22,9 @@ from kvstore_sdk.backend import Buffer, Deadline, Failure, Get, GetStatus, Hint,
 from kvstore_sdk_backends.p2p import messages
 from kvstore_sdk_backends.p2p.addresses import Address
 from kvstore_sdk_backends.p2p.backend import P2PBackend
+from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.keys import CurveKey, write_key
-from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, Refused, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.messages import VERSION, Found, Hello, Lookup, Refused, Welcome, encode
 from kvstore_sdk_backends.p2p.security import Security
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / f"p2p-v{VERSION}.json"

@@ -18,7 +18,8 @@ from p2p_pairs import LIMIT_S
 
 from kvstore_sdk_backends.p2p import node as node_module
 from kvstore_sdk_backends.p2p.backend import P2PBackend
-from kvstore_sdk_backends.p2p.messages import VERSIONS, Hello, Refused, Welcome, decode, encode
+from kvstore_sdk_backends.p2p.decoding import decode
+from kvstore_sdk_backends.p2p.messages import VERSIONS, Hello, Refused, Welcome, encode
 
 SOCKETS_OF_A_PEER = 9
 """Three where it asks and six where it is asked."""
