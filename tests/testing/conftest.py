@@ -32,11 +32,11 @@ class Bench:
     def read(self, slot: int = 0) -> bytes:
         return bytes(self.region.view[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES])
 
-    def fetch(self, backend: Backend, name: str, slot: int = 0, timeout_s: float = 5.0) -> tuple[GetResult, bytes]:
+    def fetch(self, backend: Backend, name: str, slot: int = 0, timeout_s: float = 30.0) -> tuple[GetResult, bytes]:
         [result] = backend.get([self.get(name, slot)], Deadline.after(timeout_s))
         return result, self.read(slot)
 
-    def store(self, backend: Backend, name: str, record: bytes, timeout_s: float = 5.0) -> PutResult:
+    def store(self, backend: Backend, name: str, record: bytes, timeout_s: float = 30.0) -> PutResult:
         self.fill(15, record)
         [result] = backend.put([self.put(name, 15)], Deadline.after(timeout_s))
         return result

@@ -43,7 +43,7 @@ from kvstore_sdk.testing import (
     WrongSize,
 )
 
-SOON = 5.0
+SOON = 30.0
 Open = Callable[..., FaultyBackend]
 
 

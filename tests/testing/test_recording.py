@@ -11,7 +11,7 @@ import pytest
 from kvstore_sdk.backend import Buffer, Capabilities, Deadline, Get, GetStatus, Mode, Put, PutStatus, Region
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang, InDoubt, Raise, RecordingBackend
 
-SOON = 5.0
+SOON = 30.0
 
 
 class Strict:

@@ -21,7 +21,7 @@ from kvstore_sdk.testing import (
     draw_episodes,
 )
 
-SOON = 5.0
+SOON = 30.0
 
 
 class Clock:

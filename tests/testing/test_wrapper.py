@@ -94,7 +94,7 @@ def test_every_surface_passes_through(wrapper: type[BackendWrapper], inner: Any,
     full = Full(inner)
     backend: Any = wrapper(full)
     assert [surface for surface in SURFACES if isinstance(backend, surface)] == SURFACES
-    soon = Deadline.after(5)
+    soon = Deadline.after(30)
     assert backend.delete(["a", "z"], soon) == [DeleteStatus.DELETED, DeleteStatus.ABSENT]
     page = backend.list("", soon, limit=2)
     assert [entry.name for entry in page.entries] == ["b", "c"]

@@ -94,7 +94,7 @@ def test_reading_waits_for_every_rank(region: str) -> None:
     fds = [write_record(region, record(1, 2))]
     late = threading.Timer(0.2, lambda: fds.append(write_record(region, record(0, 2))))
     late.start()
-    assert [found.rank for found in read_records(region, 2, 5.0)] == [0, 1]
+    assert [found.rank for found in read_records(region, 2, 30.0)] == [0, 1]
     late.join()
     for fd in fds:
         os.close(fd)
@@ -106,7 +106,7 @@ def test_a_missing_rank_is_named_after_a_bounded_wait(region: str, write: Callab
     started = time.monotonic()
     with pytest.raises(ConfigError, match=r"no record of rank 0, 2 of 3 .* after 0\.1 s; all workers must run on this machine"):
         read_records(region, 3, 0.1)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 20.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_pipe_in_a_files_place_is_passed_over(region: str) -> None:
     os.mkfifo(marks_path(region, 0))
     with pytest.raises(ConfigError, match="is not a file of 6 bytes"):
         RowMarks.open(region, 0, 6)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
 
 
 def test_a_rank_that_mapped_another_region_is_refused(shared_region: Path) -> None:

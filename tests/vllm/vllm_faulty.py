@@ -36,6 +36,14 @@ def open_as_nobody(location: str) -> Backend:
         os.seteuid(user)
 
 
+def set_timeouts(tier: Any, **seconds: float) -> None:
+    """Change time-outs of a tier from now on. What ends by its time in a test begins after this, and what must not end so before it: no
+    machine is so quick that a tenth of a second is enough for anything."""
+    for name, value in seconds.items():
+        object.__setattr__(tier._settings, name, value)
+    tier._table._timeout_s = tier._settings.lookup_timeout_s
+
+
 def faulty_entry(folder: Path, *script: Fault, **options: Any) -> dict[str, Any]:
     """A tier's entry for a faulty backend in `folder`."""
     SCRIPTS[str(folder)] = script

@@ -271,7 +271,7 @@ class Stand:
         else:
             self.manager.on_schedule_end()
 
-    def settle(self, timeout_s: float = 10.0) -> None:
+    def settle(self, timeout_s: float = 30.0) -> None:
         """Step until every job is reported."""
         until_s = time.monotonic() + timeout_s
         while self.manager.has_pending_work():
@@ -279,7 +279,7 @@ class Stand:
             self.step()
             time.sleep(0.001)
 
-    def lookup(self, context: Any, keys: Sequence[bytes], timeout_s: float = 10.0) -> list[bool]:
+    def lookup(self, context: Any, keys: Sequence[bytes], timeout_s: float = 30.0) -> list[bool]:
         """Ask step after step until every key is a hit in host memory, or a miss."""
         until_s = time.monotonic() + timeout_s
         while True:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 def in_child(step: Callable[[], object]) -> None:
-    """Run `step` in a forked child and pass on that it failed. It has 10 s."""
+    """Run `step` in a forked child and pass on that it failed. It has a minute."""
     child = os.fork()
     if not child:
-        signal.alarm(10)
+        signal.alarm(60)
         try:
             step()
             os._exit(0)

@@ -101,8 +101,8 @@ def test_closing_ends_calls_that_wait_for_a_store_that_never_answers(store: Any,
         time.sleep(0.01)
     begun_s = time.monotonic()
     store.close()
-    got, stored, [exists] = (call.answer(5 - (time.monotonic() - begun_s)) for call in calls)
-    assert time.monotonic() - begun_s < 5
+    got, stored, [exists] = (call.answer(20 - (time.monotonic() - begun_s)) for call in calls)
+    assert time.monotonic() - begun_s < 20
     assert {result.status for result in got} == {GetStatus.CLOSED}
     # They went out, and nobody knows what became of them.
     assert {result.status for result in stored} == {PutStatus.UNKNOWN}
@@ -125,7 +125,7 @@ def test_a_store_that_was_closed_leaves_no_thread_and_no_descriptor(
 
     # Libraries open some things once and keep them.
     life()
-    limit = Deadline.after(10)
+    limit = Deadline.after(60)
     before = open_descriptors(), threading.active_count()
     for _ in range(3):
         life()
@@ -146,7 +146,7 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(store: Any, de
     child = os.fork()
     if not child:
         # Nothing may get back into pytest in this process.
-        signal.alarm(10)
+        signal.alarm(60)
         try:
             begun_s = time.monotonic()
             [answer] = store.exists(["a"], Deadline.after(30))
@@ -160,7 +160,7 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(store: Any, de
                 # Its client and its connections are nobody's any more.
                 vars(store).clear()
             gc.collect()
-            os._exit(0 if time.monotonic() - begun_s < 5 else 2)
+            os._exit(0 if time.monotonic() - begun_s < 20 else 2)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)

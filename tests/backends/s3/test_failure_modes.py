@@ -46,7 +46,7 @@ def later() -> Deadline:
 
 
 def wait_for(there: Callable[[], bool], what: str) -> None:
-    limit = Deadline.after(30.0)
+    limit = Deadline.after(60.0)
     while not there():
         assert not limit.expired, f"no {what}"
         time.sleep(0.01)
@@ -104,9 +104,13 @@ def test_a_large_record_is_one_put(store: Any, proxy: FaultProxy, region: Region
     record = random.Random(size).randbytes(4096) * (size // 4096 + 1)
     buffer = region.buffer(0, size)
     buffer.view[:] = record[:size]
-    assert store.put([Put("k", (buffer,))], later()) == [PutResult(PutStatus.STORED)]
-    [sent] = proxy.requests
-    assert (sent.method, sent.query, sent.body_bytes >= size) == ("PUT", "", True)
+    [stored] = store.put([Put("k", (buffer,))], later())
+    whole = [seen for seen in puts(proxy) if seen.body_bytes >= size]
+    # Where the machine stands still for longer than a request may take it is sent again, and may be there.
+    assert stored.status is PutStatus.STORED or (stored.status is PutStatus.EXISTS and len(puts(proxy)) > 1)
+    assert whole
+    assert {seen.query for seen in proxy.requests} == {""}
+    assert "POST" not in {seen.method for seen in proxy.requests}
     buffer.view[:] = bytes(size)
     assert store.get([Get("k", (buffer,))], later()) == [GetResult(GetStatus.FOUND)]
     assert buffer.view == record[:size]
@@ -141,7 +145,7 @@ def test_closing_among_slow_puts_gives_their_memory_back(
     wait_for(lambda: len(puts(proxy)) == 8, "8 puts at one time")
     store.close()
     region.view[:] = b"\xff" * region.size_bytes
-    results = writer.answer(5)
+    results = writer.answer()
     # They were sent, and nobody knows what becomes of them.
     assert {result.status for result in results} <= {PutStatus.UNKNOWN, PutStatus.STORED}
     assert PutStatus.UNKNOWN in {result.status for result in results}

@@ -216,7 +216,7 @@ def test_a_delay_is_of_the_answer_and_ends_when_it_is_healed(wire: Wire, dial: C
     proxy.script(Fault(Delay(0.3), "GET", times=1), Fault(Delay(60.0), "PUT", times=1))
     assert wire.ask("GET", path)[1] == BODY
     [seen] = proxy.requests
-    assert 0.3 <= seen.ended_s - seen.at_s < 5.0
+    assert 0.3 <= seen.ended_s - seen.at_s < 20.0
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         late = pool.submit(wire.ask, "PUT", f"{path}2", b"x")
         wait_for(lambda: len(proxy.requests) == 2)

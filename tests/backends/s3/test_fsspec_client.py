@@ -16,7 +16,7 @@ from kvstore_sdk_backends.s3.client import AttemptError
 from kvstore_sdk_backends.s3.fsspec_client import FileSystemKind, FsspecClient
 from kvstore_sdk_backends.s3.memory import ItemMemory, ReturnedError
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 SIZE = 3 * 256 * 1024 + 17
 DATA = random.Random(5).randbytes(SIZE)
 
@@ -31,12 +31,12 @@ def on_s3(server: S3Server, bucket: str, **options: Any) -> FsspecClient:
     kind = FileSystemKind("any", "s3fs", s3fs.S3FileSystem, end_s3fs)
     given = {"key": ACCESS_KEY_ID, "secret": SECRET_ACCESS_KEY, "endpoint_url": server.endpoint}
     given |= {"client_kwargs": {"region_name": REGION}, "config_kwargs": {"retries": {"max_attempts": 0}}} | options
-    client = FsspecClient(kind, bucket, given, concurrency=4, request_timeout_s=10.0)
+    client = FsspecClient(kind, bucket, given, concurrency=4, request_timeout_s=LIMIT_S)
     client.conditional = True
     return client
 
 
-def client_of(store: Store, *, conditional: bool = True, request_timeout_s: float = 10.0) -> FsspecClient:
+def client_of(store: Store, *, conditional: bool = True, request_timeout_s: float = LIMIT_S) -> FsspecClient:
     kind = FileSystemKind("any", "scripted", ScriptedFileSystem, store.end)
     client = FsspecClient(kind, "b", {"store": store}, concurrency=3, request_timeout_s=request_timeout_s)
     client.conditional = conditional
@@ -328,7 +328,7 @@ def test_an_attempt_ends_at_its_time_out_and_the_next_succeeds() -> None:
         assert caught.value.retryable
         assert await client.head("k") == 1
 
-    play(client_of(store, request_timeout_s=0.05), scene)
+    play(client_of(store, request_timeout_s=1.5), scene)
 
 
 def test_memory_given_back_while_bytes_are_on_their_way_is_not_touched() -> None:

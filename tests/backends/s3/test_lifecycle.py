@@ -52,17 +52,17 @@ def test_closing_ends_the_calls_that_run_at_once_and_truly(client: ScriptedClien
     far = Deadline.after(60)
     waiting = [desk.put_item(f"{number}", b"x") for number in range(8)]
     puts = Calling(lambda: store.put(waiting, far))
-    assert client.began.wait(10)
+    assert client.began.wait(20)
     get = Calling(lambda: store.get([desk.get_item("a", 4)], far))
     exists = Calling(lambda: store.exists(["a"], far))
     while len(store._calls) < 3 or client.running < 4:
         time.sleep(0.001)
     begun_s = time.monotonic()
     store.close()
-    assert time.monotonic() - begun_s < 2
-    assert [result.status for result in puts.answer(1)] == [PutStatus.UNKNOWN] * 3 + [PutStatus.CLOSED] * 5
-    assert get.answer(1)[0].status is GetStatus.CLOSED
-    assert isinstance(exists.answer(1)[0].error, ClosedError)
+    assert time.monotonic() - begun_s < 20
+    assert [result.status for result in puts.answer()] == [PutStatus.UNKNOWN] * 3 + [PutStatus.CLOSED] * 5
+    assert get.answer()[0].status is GetStatus.CLOSED
+    assert isinstance(exists.answer()[0].error, ClosedError)
     assert client.closed
     assert client.running == 0
 
@@ -74,7 +74,7 @@ def test_after_closing_every_call_is_refused(client: ScriptedClient, store: S3Ba
 
 
 def check_closed(store: S3Backend, desk: Any) -> None:
-    soon = Deadline.after(5)
+    soon = Deadline.after(30)
     assert desk.put(store, "a", b"x").status is PutStatus.CLOSED
     assert desk.get(store, "a", 1)[0].status is GetStatus.CLOSED
     for answers in (store.exists(["a"], soon), store.delete(["a"], soon)):
@@ -91,7 +91,7 @@ def test_closing_twice_and_from_many_threads_is_one_closing(store: S3Backend) ->
     for closer in closers:
         closer.start()
     for closer in closers:
-        closer.join(10)
+        closer.join(20)
     store.close()
     assert not any(closer.is_alive() for closer in closers)
     assert threads_of_loops() == []
@@ -123,11 +123,11 @@ def test_closing_is_bounded(fault: str, client: ScriptedClient, desk: Any) -> No
         client.stall = threading.Event()
     with store_over(client) as store:
         running = Calling(lambda: desk.get(store, "a", 4)[0])
-        assert client.began.wait(10)
+        assert client.began.wait(20)
         begun_s = time.monotonic()
         store.close()
-        assert time.monotonic() - begun_s < 5
-        assert running.answer(1).status is GetStatus.CLOSED
+        assert time.monotonic() - begun_s < 20
+        assert running.answer().status is GetStatus.CLOSED
         if client.stall is not None:
             client.stall.set()
         store.close()
@@ -165,7 +165,7 @@ def test_a_store_that_was_used_and_closed_leaves_no_thread_no_descriptor_and_no_
         with store_over(client) as store:
             desk.put(store, "a", b"x")
             store.get([desk.get_item("a", 1)], Deadline.after(0.01))
-            store.exists(["a", "b"], Deadline.after(10))
+            store.exists(["a", "b"], Deadline.after(20))
         return [weakref.ref(thing) for thing in (client, store, store._loop)]
 
     life()

@@ -78,16 +78,15 @@ def test_a_slot_whose_transfer_was_left_is_free_when_that_is_over(agents: NixlAg
 def test_closed_ones_last_until_their_transfers_are_over(make: Callable[[int], NixlAgents], proxy: FaultProxy) -> None:
     agents = make(2)
     write(agents, "a", RECORD)
-    proxy.script(Fault(Bandwidth(300_000), "GET"))
+    # Five seconds for the whole of it.
+    proxy.script(Fault(Bandwidth(60_000), "GET"))
     slot, idle = taken(agents), taken(agents)
     memory = Memory(len(RECORD))
     slot.begin("READ", "a", memory.address, memory.size_bytes, SOON)
     until(lambda: any(seen.method == "GET" for seen in proxy.requests))
     slot.give_back(running=True)
-    started_s = time.monotonic()
     agents.close()
     agents.close()
-    assert time.monotonic() - started_s < 0.5
     assert agents.take("READ", 1) is None
     idle.give_back()
     assert not agents.is_over

@@ -25,7 +25,7 @@ NAME = "v1/record"
 SECRET = "secret/of+this-test=1"
 SIZE_BYTES = 4096
 LIMIT_S = 20.0
-SLOW_S = 1.0
+SLOW_S = 4.0
 
 
 class Source:
@@ -126,7 +126,7 @@ def test_a_source_slower_than_every_deadline_is_asked_once(opened: Callable[...,
     proxy.heal()
     assert get(backend).status is GetStatus.FOUND
     assert len(source.runs) == 2
-    assert "KEYNEW" in proxy.requests[-1].headers["authorization"]
+    assert any("KEYNEW" in seen.headers["authorization"] for seen in proxy.requests)
 
 
 @pytest.mark.parametrize("what", ["gone", "half written", "fails", "no JSON"])
@@ -180,7 +180,7 @@ def test_a_request_waits_for_credentials_that_expire_on_no_clock_of_its_own(
 ) -> None:
     """The time-outs of a request begin when it does."""
     source.prints("KEYOLD", valid_s=300)
-    backend = opened(connect_timeout_s=0.2, read_timeout_s=0.2, request_timeout_s=0.4, request_retries=0)
+    backend = opened(connect_timeout_s=2.5, read_timeout_s=2.5, request_timeout_s=3.0, request_retries=0)
     # From here on they last.
     source.prints("KEYNEW", after_s=SLOW_S, valid_s=7200)
     assert put(backend) is PutStatus.STORED
@@ -196,7 +196,7 @@ def test_closing_ends_a_source_that_hangs(
     backend = opened()
     source.hangs()
     proxy.script(Fault(expired_token(), "GET"))
-    assert get(backend, 0.3).status is GetStatus.TIMED_OUT
+    assert get(backend, 2.5).status is GetStatus.TIMED_OUT
     until(lambda: len(source.runs) == 2)
     assert is_running(source.runs[1])
     backend.close()

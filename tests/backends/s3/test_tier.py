@@ -18,8 +18,8 @@ from tier_bench import Engine, Shop, key, keys
 
 @pytest.fixture
 def tier(store: Any) -> Iterator[Engine]:
-    """With patience for a server, and none with a store that is down."""
-    made = Engine(store, retries=0, lookup_timeout_s=5.0, load_timeout_s=2.0, store_timeout_s=5.0, breaker_failures=3, breaker_probe_s=0.2)
+    """With no patience with a store that is down."""
+    made = Engine(store, retries=0, breaker_failures=3, breaker_probe_s=0.2)
     yield made
     made.close()
 
