@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kvstore_sdk.backend import DeleteStatus, Failure, KVStoreError, Mode, Put
 from kvstore_sdk_conformance.data import Record, which
@@ -66,10 +66,16 @@ class Programs(Engines, Forks):
         """Like `put`, trying again what may be tried again, until everything is there."""
         self.view.store(*((name, Record(size, tag + number)) for number, name in enumerate(names)), mode=Mode(mode))
 
-    def create(self, names: Sequence[str], size: int, tag: int, batch: int, at_s: float) -> list[tuple[str, str]]:
-        """`Record(size, tag)` under each name, in calls of `batch` from the instant `at_s` on. Returns each status, and as it is shown."""
+    def create(self, names: Sequence[str], size: int, tag: int, batch: int, at_s: float) -> dict[str, Any]:
+        """`Record(size, tag)` under each name, in calls of `batch` from the instant `at_s` on.
+
+        Returns each status, and as it is shown, as `answers`; and when that began and ended, by the clock that all processes share.
+        """
         time.sleep(max(0.0, at_s - time.monotonic()))
-        return [(result.status.name, show(result)) for result in create(self.view, names, size, tag, batch)]
+        began_s = time.monotonic()
+        results = create(self.view, names, size, tag, batch)
+        answers = [(result.status.name, show(result)) for result in results]
+        return {"answers": answers, "began_s": began_s, "ended_s": time.monotonic()}
 
     def stream(self, names: Sequence[str], size: int, tag: int, mode: str, batch: int) -> int:
         """Like `put`, in calls of `batch`; before each call a line `{"putting": [numbers]}`, after it `{"put": [[number, status]]}`.

@@ -42,9 +42,10 @@ def pieces(seen: bytes, tags: Iterable[int]) -> str:
     if (whole := which(seen, tags)) is not None:
         return f"the whole record with tag={whole}"
     of = []
+    records = {tag: Record(len(seen), tag).bytes for tag in tags}
     for at in range(0, len(seen), _PAGE):
         page = seen[at : at + _PAGE]
-        of.append(next((f"tag={tag}" for tag in tags if Record(len(seen), tag).bytes[at : at + _PAGE] == page), "bytes that nobody put"))
+        of.append(next((f"tag={tag}" for tag, record in records.items() if record[at : at + _PAGE] == page), "bytes that nobody put"))
     return f"{len(of)} pages: {', '.join(f'{of.count(what)} of {what}' for what in dict.fromkeys(of))}"
 
 

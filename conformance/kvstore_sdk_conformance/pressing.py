@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +14,13 @@ from kvstore_sdk_conformance.failure import CallRaised
 from kvstore_sdk_conformance.memory import INSIDE, Arena
 from kvstore_sdk_conformance.view import View
 
-__all__ = ["LARGE_BYTES", "LATE_S", "Running", "changed", "listing", "pressing", "took_s", "watched_s", "whatever_it_answers"]
+__all__ = ["LARGE_BYTES", "LATE_S", "TRIES", "Running", "changed", "listing", "pressing", "took_s", "watched_s", "whatever_it_answers"]
 
 LATE_S = 0.5
 """After its deadline: so late a call may return that is in the middle of a write, or waits for the processor on a busy machine."""
+
+TRIES = 3
+"""Of what is timed: a busy machine makes one of them long."""
 
 LARGE_BYTES = 4 << 20
 """Takes any store long enough for a deadline to pass in the middle."""
@@ -25,11 +29,14 @@ _SHORTEST_S = 0.0002
 _WATCHED_S = (0.3, 3.0)
 
 
-def took_s(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    began_s = time.monotonic()
-    call()
-    return time.monotonic() - began_s
+def took_s(call: Callable[[], object], tries: int = TRIES) -> float:
+    """Seconds that a call takes: the shortest of `tries`."""
+    found_s = math.inf
+    for _ in range(tries):
+        began_s = time.monotonic()
+        call()
+        found_s = min(found_s, time.monotonic() - began_s)
+    return found_s
 
 
 def watched_s(seconds: float) -> float:

@@ -9,23 +9,42 @@ from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Over", "race", "rounds"]
 
-Over = threading.Event
-"""Set when a race is over: whoever is in it stops before its next step."""
-
 ROUNDS = 100
 RACE_S = 1.5
 """Of one race, whatever its number of rounds: a store over a network gets fewer of them."""
-FEWEST = 3
+FEWEST, FEW = 3, 8
+LATEST_S = 8.0
+"""Until then rounds are made up for where there were few: a machine that stands still takes from the time, not from what is to be seen."""
+LOOK_S = 0.1
+"""Longest that is waited for whoever watches to look."""
 START_S = 30.0
 END_S = 120.0
 """Longest that a race is waited for. Every call in it is bounded, so that is never reached."""
 
 
-def rounds(over: Over, most: int = ROUNDS, limit_s: float = RACE_S) -> Iterator[int]:
-    """Numbers of rounds, until the race is over, or there were enough of them."""
-    until_s = time.monotonic() + limit_s
+class Over(threading.Event):
+    """Set when a race is over: whoever is in it stops before its next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = threading.Event()
+
+    def look(self) -> None:
+        """Whoever watches has looked once."""
+        self._looked.set()
+
+    def await_look(self) -> None:
+        """Wait for a look since the last time this was called, for a while: what nobody watches shows nothing."""
+        self._looked.wait(LOOK_S)
+        self._looked.clear()
+
+
+def rounds(over: Over, most: int = ROUNDS, *, few: int = FEW) -> Iterator[int]:
+    """Numbers of rounds, until the race is over, or there were enough of them: `few` where they are slow."""
+    began_s = time.monotonic()
     for number in range(most):
-        if over.is_set() or (number >= FEWEST and time.monotonic() > until_s):
+        took_s = time.monotonic() - began_s
+        if over.is_set() or (number >= FEWEST and took_s > (RACE_S if number >= few else LATEST_S)):
             return
         yield number
 

@@ -20,6 +20,7 @@ __all__ = ["Pace", "Stopwatch", "best", "fill", "quantile_ms"]
 _IN_DOUBT = (PutStatus.IN_DOUBT, GetStatus.IN_DOUBT)
 _COUNT = (PutStatus.STORED, PutStatus.EXISTS, PutStatus.UNKNOWN, GetStatus.FOUND, *_IN_DOUBT)
 """What took the time that it takes; a failure may be quicker than what it failed to do."""
+_FEWEST = 5
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,15 @@ class Stopwatch:
 def best(*series: Callable[[], float], rounds: int, limit_s: float) -> list[float]:
     """The shortest time of each, over some rounds in which they take turns, so that a busy moment hits all of them alike.
 
+    There are `_FEWEST` rounds, or as many as there are to be, also where the time is over before: nothing is judged by one alone.
+
     Raises:
         ConformanceFailure: one of them never succeeded.
     """
     shortest = [math.inf] * len(series)
     until_s = time.perf_counter() + limit_s
     for number in range(rounds):
-        if number and time.perf_counter() > until_s:
+        if number >= _FEWEST and time.perf_counter() > until_s:
             break
         shortest = [min(found, run()) for found, run in zip(shortest, series, strict=True)]
     if not all(map(math.isfinite, shortest)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,6 +20,10 @@ from kvstore_sdk_conformance.view import View
 
 SETTLED_S = 10.0
 """What was in doubt has to be over by then: what a store that answers at all needs for a record."""
+DOUBT_S = 10.0
+"""Longest that deadlines are tried for until calls are in doubt, where that is declared."""
+LATES = 3
+"""Answers of `settle` of which the best has to be in time."""
 RETURN_S = 2.0
 """For a call that was closed under, before its memory is watched."""
 
@@ -97,12 +103,21 @@ def test_in_doubt_is_answered_where_it_is_declared_and_with_a_ticket(store: Stor
     alone_s = took_s(lambda: view.exists(*names))
     if writable:
         alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in store.names(count))))
-    for timeout_s in pressing(alone_s):
-        # What a call may answer, and with what, is judged by the view. A put is asked for also where it is refused.
-        with whatever_it_answers():
-            view.put_all([(name, Record(size, 1)) for name in store.names(count)], timeout_s=timeout_s)
-        with whatever_it_answers():
-            view.get_all([(name, size) for name in names], timeout_s=timeout_s)
+    until_s = time.monotonic() + DOUBT_S
+    doubts: dict[str, bool] = {"get": False, "put": not writable}
+    for turn in itertools.count():
+        for timeout_s in pressing(alone_s):
+            # What a call may answer, and with what, is judged by the view. A put is asked for also where it is refused.
+            with whatever_it_answers():
+                new = [(name, Record(size, 1)) for name in (names if turn else store.names(count))]
+                put = view.put_all(new, Mode.REPLACE if turn else Mode.CREATE, timeout_s=timeout_s)
+                doubts["put"] |= any(result.status is PutStatus.IN_DOUBT for result in put)
+            with whatever_it_answers():
+                found = view.get_all([(name, size) for name in names], timeout_s=timeout_s)
+                doubts["get"] |= any(got.result.status is GetStatus.IN_DOUBT for got in found)
+        # Where it is declared, until it was seen: a deadline that is to pass in the middle of a call may miss it.
+        if not view.capabilities.in_doubt or all(doubts.values()) or time.monotonic() > until_s:
+            break
 
 
 @proves("KV-LIVE-07")
@@ -110,12 +125,20 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
     size = view.fit(min(LARGE_BYTES, run.largest_bytes), 64)
     count = min(3, view.capabilities.max_batch)
     there = store.names(count)
-    alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in there)))
-    with contextlib.ExitStack() as lent:
-        read: list[Arena] = []
-        put: list[tuple[str, int]] = []
-        lates_s: list[float] = []
-        for tag, timeout_s in enumerate((timeout_s for timeout_s in pressing(alone_s) if timeout_s > 0), 2):
+    view.store(*((name, Record(size, 1)) for name in there))
+    alone_s = took_s(lambda: view.store(*((name, Record(size, 1)) for name in store.names(count))))
+    deadlines_s = [timeout_s for timeout_s in pressing(alone_s) if timeout_s > 0]
+    read: list[Arena] = []
+    put: list[tuple[str, Sequence[Record]]] = []
+    lates_s: list[float] = []
+    names: Sequence[str] = store.names(count)
+    records: list[Record] = []
+    until_s = time.monotonic() + DOUBT_S
+    for tag, timeout_s in enumerate(itertools.cycle(deadlines_s), 2):
+        if tag - 2 >= len(deadlines_s) and (_are_enough(lates_s) or time.monotonic() > until_s):
+            break
+        # What is in doubt once is lent to nobody else.
+        with contextlib.ExitStack() as lent:
             # One buffer an arena: each is free when its own ticket is settled.
             arenas = [lent.enter_context(view.lend([size])) for _ in there]
             gets = [Get(name, tuple(arena.buffers)) for name, arena in zip(there, arenas, strict=True)]
@@ -124,26 +147,35 @@ def test_what_is_in_doubt_is_settled_and_then_over(store: Store, view: View, run
             _settle(view, [result.ticket for result in results if result.status is GetStatus.IN_DOUBT], doubtful, lates_s)
             read += doubtful
 
-            names = store.names(count)
             arenas = [lent.enter_context(view.lend([size])) for _ in names]
             for arena in arenas:
                 arena.buffers[0].view[:] = Record(size, tag).bytes
-            puts = [Put(name, tuple(arena.buffers)) for name, arena in zip(names, arenas, strict=True)]
+            mode = Mode.REPLACE if records else Mode.CREATE
+            records.append(Record(size, tag))
+            puts = [Put(name, tuple(arena.buffers), mode) for name, arena in zip(names, arenas, strict=True)]
             answers: list[PutResult] = view.raw("put", puts, timeout_s, settle=False)
             doubtful = [arena for arena, answer in zip(arenas, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
             _settle(view, [answer.ticket for answer in answers if answer.status is PutStatus.IN_DOUBT], doubtful, lates_s)
-            put += [(name, tag) for name, answer in zip(names, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
-        if not read and not put:
-            raise NotApplicable("no call was in doubt, although deadlines passed in the middle of calls")
-        # The best of them: a busy machine makes one late, a backend all.
-        expected = f"settle to return at once, as its deadline has passed, or {LATE_S:g} s later"
-        require(min(lates_s) <= LATE_S, expected, f"its return {min(lates_s):.1f} s later, at best of {len(lates_s)} calls")
-        time.sleep(watched_s(alone_s))
-        for arena in read:
-            at = changed(arena)
-            require(at is None, "memory that nobody writes to after settle said True", f"a changed byte at offset {at} of the region")
-        for name, tag in put:
-            _check_unread(view, name, [Record(size, tag)], "a put that was in doubt, when settle had said True")
+            if doubtful:
+                put += [(name, records) for name, answer in zip(names, answers, strict=True) if answer.status is PutStatus.IN_DOUBT]
+                names, records = store.names(count), []
+    if not read and not put:
+        raise NotApplicable("no call was in doubt, although deadlines passed in the middle of calls")
+    # The best of them: a busy machine makes one late, a backend all.
+    expected = f"settle to return at once, as its deadline has passed, or {LATE_S:g} s later"
+    is_late = _are_enough(lates_s) and min(lates_s) > LATE_S
+    require(not is_late, expected, f"its return {min(lates_s):.1f} s later, at best of {len(lates_s)} calls")
+    time.sleep(watched_s(alone_s))
+    for arena in read:
+        at = changed(arena)
+        require(at is None, "memory that nobody writes to after settle said True", f"a changed byte at offset {at} of the region")
+    for name, some in put:
+        _check_unread(view, name, some, "a put that was in doubt, when settle had said True")
+
+
+def _are_enough(lates_s: Sequence[float]) -> bool:
+    """Whether they say how late `settle` is: one that was in time does, and several that were not."""
+    return len(lates_s) >= LATES or min(lates_s, default=math.inf) <= LATE_S
 
 
 def _settle(view: View, tickets: Sequence[object], arenas: Sequence[Arena], lates_s: list[float]) -> None:

@@ -15,7 +15,7 @@ from kvstore_sdk_conformance.steps import TRIES, is_lost, remove, until
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
-COUNT_S, SETTLE_S = 2.0, 10.0
+COUNT_S, SETTLE_S = 5.0, 10.0
 """For what a store counts, and what it removes, in the background."""
 UNIT = 256 << 10
 RECORDS = 6

@@ -7,7 +7,7 @@ import functools
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,16 +32,21 @@ from kvstore_sdk_conformance.pressing import Running, listing
 from kvstore_sdk_conformance.run import Run
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
+from kvstore_sdk_conformance.watched import STALL_S
 
 CLOSE_S = 5.0
 CALL_S = 30.0
 """Longer than a call that is closed under may take: whoever waits for it is late."""
-BUSY_S = 1.0
-"""For threads that wait for a processor, at the end of their calls."""
-ROUNDS, THREADS, CLOSERS, MAX_DELAY_S = 3, 4, 4, 0.05
-START_S = 1.0
+ROUNDS, MOST_ROUNDS, ROUNDS_S = 3, 30, 8.0
+"""Views that are closed in use: so many, and then until calls of each kind were met `MEETINGS` times, or the time is over."""
+MEETINGS = 2
+THREADS, CLOSERS, MAX_DELAY_S = 4, 4, 0.05
+WARM_S, UNDER_WAY_S = 5.0, 0.5
+"""Longest that is waited for every kind of call to have been made, and then for one of a kind to be under way."""
 KEPT_ANSWERS = 1000
-WARM_UPS, CHURNS, RELEASE_S = 4, 12, 3.0
+KINDS = ("put", "get", "exists", "exists of a missing record")
+"""Of calls of every backend; some have more."""
+WARM_UPS, CHURNS, RELEASE_S = 4, 12, 6.0
 
 
 @proves("KV-LIVE-08")
@@ -57,7 +62,8 @@ def test_close_returns_and_may_be_called_again(store: Store, view: View) -> None
     other = store.open()
     other.exists(store.name())
     closers = [Running(lambda: other.close(CLOSE_S)) for _ in range(CLOSERS)]
-    ended = [closer.ended(CLOSE_S + BUSY_S) for closer in closers]
+    until_s = time.monotonic() + CLOSE_S + STALL_S
+    ended = [closer.ended(until_s - time.monotonic()) for closer in closers]
     require(all(ended), f"{CLOSERS} calls of close at the same time to return", f"{ended.count(False)} that did not within {CLOSE_S:g} s")
 
 
@@ -66,29 +72,19 @@ def test_calls_that_run_during_close_end_and_tell_the_truth(store: Store, view: 
     size = view.fit(min(1 << 20, run.largest_bytes), 64)
     there, missing = store.names(2)
     view.store((there, Record(size, 1)))
-    for _ in range(ROUNDS):
-        other = store.open()
-        users = [User(other, there, missing, store.name(), size) for _ in range(min(THREADS, other.capabilities.max_concurrency))]
-        closed = threading.Event()
-        with contextlib.ExitStack() as lent:
-            calls = []
-            for turn, user in enumerate(users):
-                arena = lent.enter_context(other.lend([size]))
-                calls.append(Running(functools.partial(user.work, arena, turn, closed)))
-            for user in users:
-                # A store that is slow is closed in its first calls.
-                user.at_work.wait(START_S)
-            time.sleep(store.random.uniform(0.0, MAX_DELAY_S))
-            began_s = time.monotonic()
-            try:
-                other.close(CLOSE_S)
-            finally:
-                closed.set()
-            for call, user in zip(calls, users, strict=True):
-                ended = call.ended(began_s + CLOSE_S + BUSY_S - time.monotonic())
-                require(ended, f"every call to end within {CLOSE_S:g} s of close", f"{user.doing} that goes on")
-            for user in users:
-                user.check(view, began_s)
+    kinds = [*KINDS, *["delete"] * isinstance(view.backend, SupportsDelete), *(kind for kind, _ in listing(view, CALL_S))]
+    users = [User(there, missing, store.name(), size) for _ in range(min(THREADS, view.capabilities.max_concurrency))]
+    met: Counter[str] = Counter()
+    until_s = time.monotonic() + ROUNDS_S
+    for number in range(MOST_ROUNDS):
+        rarest = min(kinds, key=lambda kind: met[kind])
+        closing_s = _close_in_use(store.open(), users, rarest, store.random.uniform(0.0, MAX_DELAY_S))
+        for user in users:
+            user.check(view, closing_s)
+            met.update(user.met_by(closing_s))
+        if number + 1 >= ROUNDS and (time.monotonic() > until_s or all(met[kind] >= MEETINGS for kind in kinds)):
+            break
+    store.figures["calls_under_way_at_close"] = float(met.total())
 
 
 @proves("KV-LIVE-10")
@@ -140,19 +136,64 @@ def test_close_releases_threads_and_descriptors(store: Store, view: View) -> Non
         require(count - before[what] < CHURNS // 2, f"as many {what} as before", seen)
 
 
+def _close_in_use(view: View, users: Sequence[User], kind: str, delay_s: float) -> float:
+    """Close a view that they all use, if possible while a call of this kind is under way. Returns when that began.
+
+    Raises:
+        ConformanceFailure: `close`, or a call that was under way, did not end in time.
+    """
+    closed = threading.Event()
+    with contextlib.ExitStack() as lent:
+        calls = []
+        for turn, user in enumerate(users):
+            arena = lent.enter_context(view.lend([user.size]))
+            user.begin(view)
+            calls.append(Running(functools.partial(user.work, arena, turn, closed)))
+        # A store that is slow is closed in its first calls.
+        warm_s = time.monotonic() + WARM_S
+        for user in users:
+            user.is_warm.wait(max(0.0, warm_s - time.monotonic()))
+        time.sleep(delay_s)
+        until_s = time.monotonic() + UNDER_WAY_S
+        while not any(user.under_way == kind for user in users) and time.monotonic() < until_s:
+            time.sleep(0.0001)
+        closing_s = time.monotonic()
+        try:
+            view.close(CLOSE_S)
+        finally:
+            closed.set()
+        for call, user in zip(calls, users, strict=True):
+            ended = call.ended(closing_s + CLOSE_S + STALL_S - time.monotonic())
+            require(ended, f"every call to end within {CLOSE_S:g} s of close", f"{user.under_way} that goes on")
+    return closing_s
+
+
 @dataclass
 class User:
-    """One thread's use of a view that will be closed: it does one call after the other, and keeps the answers."""
+    """One thread's use of views that will be closed, one after another: it does one call after the other, and keeps the answers.
 
-    view: View
+    Attributes:
+        own: The name of the record that it alone puts.
+        under_way: The kind of the call that it is in; "" between two of them.
+        is_warm: Set once it has made a call of each kind.
+        answers: When a call of this view began and ended, its kind, and what it answered or raised.
+        puts: Tag and answer of every put of its own record.
+    """
+
     there: str
     missing: str
     own: str
     size: int
-    doing: str = "nothing"
-    at_work: threading.Event = field(default_factory=threading.Event)
-    answers: deque[tuple[float, str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ANSWERS))
+    under_way: str = ""
+    is_warm: threading.Event = field(default_factory=threading.Event)
+    answers: deque[tuple[float, float, str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ANSWERS))
     puts: list[tuple[int, PutStatus]] = field(default_factory=list)
+
+    def begin(self, view: View) -> None:
+        """Go on with another view."""
+        self.view = view
+        self.is_warm.clear()
+        self.answers.clear()
 
     def work(self, arena: Arena, turn: int, closed: threading.Event) -> None:
         """Call until the view is closed."""
@@ -162,23 +203,28 @@ class User:
             if closed.is_set() or time.monotonic() > until_s:
                 return
             if number == turn + len(calls):
-                self.at_work.set()
-            self.doing, call = calls[number % len(calls)]
-            began_s = time.monotonic()
+                self.is_warm.set()
+            kind, call = calls[number % len(calls)]
+            began_s, self.under_way = time.monotonic(), kind
             try:
                 answer = call()
             except CallRaised as raised:
                 answer = raised.error
-            self.answers.append((began_s, self.doing, answer))
+            self.answers.append((began_s, time.monotonic(), kind, answer))
+            self.under_way = ""
+
+    def met_by(self, closing_s: float) -> list[str]:
+        """The kinds of calls that were under way when `close` was called."""
+        return [kind for began_s, ended_s, kind, _ in self.answers if began_s < closing_s < ended_s]
 
     def check(self, view: View, closing_s: float) -> None:
         """Hold the answers of calls that had begun by then against what is true, as another view sees it."""
-        for began_s, op, answer in self.answers:
-            right = began_s > closing_s or _is_closed(answer) or _GOOD[op](answer)
-            require(right, f"a true answer from {op} while close was called, or CLOSED", answer)
+        for began_s, _, kind, answer in self.answers:
+            right = began_s > closing_s or _is_closed(answer) or _GOOD[kind](answer)
+            require(right, f"a true answer from {kind} while close was called, or CLOSED", answer)
         tags = [tag for tag, _ in self.puts]
         got = view.get(self.own, self.size)
-        tag = which(got.bytes, tags) if got.result.status is GetStatus.FOUND else None
+        tag = which(got.bytes, reversed(tags)) if got.result.status is GetStatus.FOUND else None
         said = dict(self.puts).get(tag or 0)
         stored = max((tag for tag, status in self.puts if status is PutStatus.STORED), default=None)
         note = f"put one after another: {', '.join(f'{tag} {status.name}' for tag, status in self.puts[-4:])}; {tag} is there"

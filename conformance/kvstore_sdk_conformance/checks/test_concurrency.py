@@ -104,7 +104,7 @@ def test_what_is_found_while_all_is_in_motion_was_put_under_that_name(store: Sto
 
     def write(over: Over, seed: float) -> None:
         draw = random.Random(seed)
-        for _ in rounds(over, 1000):
+        for _ in rounds(over, 1000, few=100):
             name = draw.choice(names)
             if deletes and draw.random() < 0.4:
                 view.delete(name, timeout_s=CALL_S)

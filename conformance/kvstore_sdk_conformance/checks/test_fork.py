@@ -12,7 +12,7 @@ from kvstore_sdk_conformance.forks import FORKED_S
 from kvstore_sdk_conformance.store import Store
 from kvstore_sdk_conformance.view import View
 
-BUSY_FORKS = 3
+BUSY_FORKS = 5
 ANSWER_S = 2 * FORKED_S + 10.0
 _ANSWERS = {
     "exists": "True",
