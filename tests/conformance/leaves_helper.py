@@ -17,7 +17,7 @@ from kvstore_sdk_backends.fs import open_fs
 
 __all__ = ["LIFE_S", "Helped", "open_helped"]
 
-LIFE_S = 60.0
+LIFE_S = 120.0
 """Of a helper that nobody ends: well beyond what a check waits for."""
 
 

@@ -9,14 +9,17 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from core_mutant import CoreMutant, Proceed, bytes_of
+from meeting import Meeting
 
 from kvstore_sdk.backend import Deadline, Get, GetResult, GetStatus, InvalidError, Mode, Put, PutResult, PutStatus
 
 PAUSE_S = 0.003
-"""In the middle of a write: what a disk or a network takes."""
+"""In the middle of a write: what a disk or a network takes, where nobody looks."""
+CACHED_S = 30.0
+_put_off_lock = threading.Lock()
 
 
-class AtomicityMutant(CoreMutant):
+class AtomicityMutant(Meeting, CoreMutant):
     profiles: ClassVar[Sequence[str]] = ("core",)
 
     def store(self, name: str, record: bytes) -> None:
@@ -31,13 +34,13 @@ class AtomicityMutant(CoreMutant):
             self.inner._shelf.records.pop(name, None)
 
     def in_steps(self, put: Put, proceed: Callable[[Put], PutResult], first: bytes | None) -> PutResult:
-        """Show `first`, or nothing, for a while, and then the record; if that fails, what was there before."""
+        """Show `first`, or nothing, until somebody has looked, and then the record; if that fails, what was there before."""
         old = self.record(put.name)
         if first is None:
             self.drop(put.name)
         else:
             self.store(put.name, first)
-        time.sleep(PAUSE_S)
+        self.place.wait_for("put", "get", put.name, PAUSE_S)
         result = proceed(replace(put, mode=Mode.REPLACE))
         if result.status is not PutStatus.STORED:
             if old is None:
@@ -90,7 +93,7 @@ class ReadsInTwoSteps(AtomicityMutant):
         first = self.record(get.name)
         if first is None or get.size_bytes <= 4096 or len(first) != get.size_bytes or len(get.into) > 1:
             return proceed(get)
-        time.sleep(PAUSE_S)
+        self.place.wait("get", "put", lambda: self.record(get.name) is not first, PAUSE_S)
         result = proceed(get)
         half = len(first) // 2
         if result.status is GetStatus.FOUND:
@@ -129,7 +132,9 @@ class AnnouncesWhatItWillStore(AtomicityMutant):
 
     def one_put(self, put: Put, proceed: Callable[[Put], PutResult]) -> PutResult:
         self.coming.add(put.name)
-        time.sleep(PAUSE_S if put.size_bytes > 4096 else 0)
+        if put.size_bytes > 4096:
+            self.place.wait_for("put", "exists", put.name, PAUSE_S)
+            self.place.wait_for("put", "get", put.name, PAUSE_S)
         result = proceed(put)
         self.coming.discard(put.name)
         return result
@@ -179,14 +184,22 @@ class LeavesAPartOfWhatTimedOut(FailingMutant):
 
 
 class GoesOnAfterTheDeadline(FailingMutant):
-    """In a thread that nobody told."""
+    """As by a thread that nobody told: what it does `late_s` later is done before whatever is asked after that."""
 
     breaks = "KV-ATOM-03"
+    late_s = 0.2
+    put_off: ClassVar[dict[int, list[tuple[float, str, bytes]]]] = {}
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        mine = self.put_off.setdefault(id(self.inner._shelf), [])
+        with _put_off_lock:
+            while mine and mine[0][0] <= time.monotonic():
+                _, name, record = mine.pop(0)
+                self.store(name, record)
+        return super().around(op, items, deadline, proceed)
 
     def fail(self, put: Put, record: bytes) -> None:
-        timer = threading.Timer(0.2, self.store, [put.name, record])
-        timer.daemon = True
-        timer.start()
+        self.put_off[id(self.inner._shelf)].append((time.monotonic() + self.late_s, put.name, record))
 
 
 class StoresWhileItCloses(FailingMutant):
@@ -254,7 +267,7 @@ class RemembersMissesForAWhile(AtomicityMutant):
             for index, name in enumerate(items):
                 if results[index] is False:
                     missed[name] = now_s
-                elif now_s - missed.get(name, -1.0) < 0.3:
+                elif now_s - missed.get(name, -CACHED_S) < CACHED_S:
                     results[index] = False
         return results
 
@@ -266,8 +279,8 @@ class ShowsTheOldRecordForAWhile(AtomicityMutant):
 
     def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
         cache: dict[str, tuple[float, bytes]] = self.__dict__.setdefault("cache", {})
-        read_s, record = cache.get(get.name, (0.0, b""))
-        if time.monotonic() - read_s < 0.3 and len(record) == get.size_bytes and self.record(get.name) is not None:
+        read_s, record = cache.get(get.name, (-CACHED_S, b""))
+        if time.monotonic() - read_s < CACHED_S and len(record) == get.size_bytes and self.record(get.name) is not None:
             start = 0
             for part in get.into:
                 part.view[:] = record[start : start + part.length]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from core_mutant import Proceed
+from meeting import Meeting
 from mutant import MemoryMutant
 
 from kvstore_sdk.backend import (
@@ -31,17 +32,18 @@ _extra_bytes: defaultdict[int, int] = defaultdict(int)
 _extra_records: defaultdict[int, int] = defaultdict(int)
 
 
-class CapacityMutant(MemoryMutant):
+class CapacityMutant(Meeting, MemoryMutant):
     """One method to override: usage."""
 
     def _usage(self, deadline: Deadline) -> Usage:
-        return self.counted(self.inner.usage(deadline))
+        with self.place.call("usage", [""]):
+            return self.counted(self.inner.usage(deadline))
 
     def counted(self, usage: Usage) -> Usage:
         return usage
 
     @property
-    def place(self) -> int:
+    def shelf(self) -> int:
         """Of all views of this location the same."""
         return id(self.inner._shelf)
 
@@ -97,16 +99,16 @@ class CountsAgainWhatIsReplaced(CapacityMutant):
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "put":
-            _extra_bytes[self.place] += sum(put.size_bytes for put in items if put.name in self.records)
+            _extra_bytes[self.shelf] += sum(put.size_bytes for put in items if put.name in self.records)
         return proceed(items)
 
     def counted(self, usage: Usage) -> Usage:
-        return replace(usage, used_bytes=usage.used_bytes + _extra_bytes[self.place])
+        return replace(usage, used_bytes=usage.used_bytes + _extra_bytes[self.shelf])
 
 
 class CountsPutsInsteadOfRecords(CountsAgainWhatIsReplaced):
     def counted(self, usage: Usage) -> Usage:
-        return replace(usage, records=usage.records + (1 if _extra_bytes[self.place] else 0))
+        return replace(usage, records=usage.records + (1 if _extra_bytes[self.shelf] else 0))
 
 
 class CountsFromZeroWhenItIsOpened(CapacityMutant):
@@ -142,12 +144,12 @@ class CountsPutsThatFailed(CapacityMutant):
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "put" and deadline is not None and deadline.expired:
-            _extra_records[self.place] += len(items)
+            _extra_records[self.shelf] += len(items)
             return [PutResult(PutStatus.TIMED_OUT) for _ in items]
         return proceed(items)
 
     def counted(self, usage: Usage) -> Usage:
-        return replace(usage, records=usage.records + _extra_records[self.place])
+        return replace(usage, records=usage.records + _extra_records[self.shelf])
 
 
 class CountsAllLocationsTogether(CapacityMutant):
@@ -156,7 +158,7 @@ class CountsAllLocationsTogether(CapacityMutant):
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         results = proceed(items)
         if op == "put":
-            _extra_records[self.place] += sum(result.status is PutStatus.STORED for result in results)
+            _extra_records[self.shelf] += sum(result.status is PutStatus.STORED for result in results)
         return results
 
     def counted(self, usage: Usage) -> Usage:
@@ -171,11 +173,11 @@ class CountsWhatWasDeleted(CapacityMutant):
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "delete":
-            _extra_bytes[self.place] += sum(len(self.records.get(name, b"")) for name in items)
+            _extra_bytes[self.shelf] += sum(len(self.records.get(name, b"")) for name in items)
         return proceed(items)
 
     def counted(self, usage: Usage) -> Usage:
-        return replace(usage, used_bytes=usage.used_bytes + _extra_bytes[self.place])
+        return replace(usage, used_bytes=usage.used_bytes + _extra_bytes[self.shelf])
 
 
 class SubtractsWhatWasAbsent(CapacityMutant):
@@ -184,11 +186,11 @@ class SubtractsWhatWasAbsent(CapacityMutant):
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         results = proceed(items)
         if op == "delete":
-            _extra_records[self.place] -= sum(result is DeleteStatus.ABSENT for result in results)
+            _extra_records[self.shelf] -= sum(result is DeleteStatus.ABSENT for result in results)
         return results
 
     def counted(self, usage: Usage) -> Usage:
-        return replace(usage, records=max(0, usage.records + _extra_records[self.place]))
+        return replace(usage, records=max(0, usage.records + _extra_records[self.shelf]))
 
 
 # 3: how much there may be.
@@ -227,6 +229,13 @@ class EvictsInLargeSteps(BoundedMutant):
     def make_room(self, put: Put) -> None:
         if self.used_bytes > CAPACITY + self.step_bytes:
             super().make_room(put)
+
+    def passed_on(self, put: Put, proceed: Proceed) -> PutResult:
+        result = super().passed_on(put, proceed)
+        if self.used_bytes > CAPACITY + self.step_bytes // 2:
+            # Where somebody looks, until somebody has.
+            self.place.wait_for("put", "usage", "", 0.0)
+        return result
 
 
 class HidesWhatIsTooMuch(DoesNotMindItsLimit):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from core_mutant import CoreMutant, Proceed, bytes_of, fill, with_record
+from meeting import Meeting
 
 from kvstore_sdk.backend import (
     Backend,
@@ -25,10 +25,10 @@ from kvstore_sdk.backend import (
 )
 
 PAUSE_S = 0.002
-"""In the middle of an operation: long enough for another thread to come."""
+"""In the middle of an operation, where no other thread was seen yet."""
 
 
-class ConcurrencyMutant(CoreMutant):
+class ConcurrencyMutant(Meeting, CoreMutant):
     """Right as long as it is called by one thread at a time."""
 
     profiles: ClassVar[Sequence[str]] = ("core", "atomicity")
@@ -48,8 +48,8 @@ class ReadsIntoOneScratchBuffer(ConcurrencyMutant):
     def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
         result = proceed(get)
         if result.status is GetStatus.FOUND:
-            self.scratch = b"".join(part.view for part in get.into)
-            time.sleep(PAUSE_S)
+            self.scratch = mine = b"".join(part.view for part in get.into)
+            self.place.wait("get", "get", lambda: self.scratch is not mine, PAUSE_S)
             fill(get, self.scratch[: get.size_bytes])
         return result
 
@@ -58,14 +58,17 @@ class TakesOneCallAtATime(ConcurrencyMutant):
     """And refuses the others, though it declares more."""
 
     breaks = "KV-CONC-01"
+    refused = 0
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op not in ("put", "get", "exists"):
             return super().around(op, items, deadline, proceed)
         if not self.lock.acquire(blocking=False):
+            self.refused += 1
             raise UnavailableError(f"{op}: the connection is in use")
         try:
-            time.sleep(PAUSE_S / 4)
+            before = self.refused
+            self.place.wait(op, op, lambda: self.refused > before, PAUSE_S / 4)
             return super().around(op, items, deadline, proceed)
         finally:
             self.lock.release()
@@ -82,12 +85,12 @@ class AnswersWhoeverAsksFirst(ConcurrencyMutant):
         if op != "exists":
             return results
         self.last = results
-        time.sleep(PAUSE_S)
+        self.place.wait("exists", "exists", lambda: self.last is not results, PAUSE_S)
         return self.last if len(self.last) == len(results) else results
 
 
 class SharesTemporaryFiles(ConcurrencyMutant):
-    """Named after the record: writers of one name write into one file."""
+    """Named after the record: of writers of one name the first one makes the file, and each writes its end into it."""
 
     mode: ClassVar[Mode] = Mode.CREATE
 
@@ -95,17 +98,23 @@ class SharesTemporaryFiles(ConcurrencyMutant):
         if put.mode is not self.mode or put.size_bytes <= 4096:
             return proceed(put)
         files: dict[str, bytearray] = self.__dict__.setdefault("files", {})
+        shared: set[str] = self.__dict__.setdefault("shared", set())
         record, half = bytes_of(put), put.size_bytes // 2
-        file = files.setdefault(put.name, bytearray(len(record)))
-        if len(file) != len(record):
-            file = files[put.name] = bytearray(len(record))
-        file[:half] = record[:half]
-        time.sleep(PAUSE_S)
-        file[half:] = record[half:]
-        time.sleep(PAUSE_S)
-        result = proceed(with_record(put, bytes(file)))
-        files.pop(put.name, None)
-        return result
+        with self.lock:
+            self.busy[put.name] = self.busy.get(put.name, 0) + 1
+            if self.busy[put.name] > 1:
+                shared.add(put.name)
+            file = files.setdefault(put.name, bytearray(record))
+            if len(file) == len(record):
+                file[half:] = record[half:]
+        self.place.wait("put", "put", lambda: self.busy[put.name] > 1, PAUSE_S)
+        try:
+            return proceed(with_record(put, bytes(file)) if len(file) == len(record) else put)
+        finally:
+            with self.lock:
+                self.busy[put.name] -= 1
+                if not self.busy[put.name] and put.name not in shared:
+                    del files[put.name]
 
 
 class MixesCreators(SharesTemporaryFiles):
@@ -131,7 +140,7 @@ class FailsWhoeverComesSecond(ConcurrencyMutant):
         try:
             if taken:
                 return self.lost(put)
-            time.sleep(PAUSE_S)
+            self.place.wait("put", "put", lambda: self.busy[put.name] > 1, PAUSE_S)
             return proceed(put)
         finally:
             with self.lock:
@@ -164,10 +173,15 @@ class MistakesOneVersionForAnother(ConcurrencyMutant):
     breaks = "KV-CONC-04"
     versions: ClassVar[dict[int, dict[str, int]]] = {}
 
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.deleted: set[str] = set()
+
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "delete":
             for name in items:
                 self.known().pop(name, None)
+                self.deleted.add(name)
         return super().around(op, items, deadline, proceed)
 
     def known(self) -> dict[str, int]:
@@ -183,15 +197,31 @@ class MistakesOneVersionForAnother(ConcurrencyMutant):
     def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
         for _ in range(20):
             version, first = self.known().get(get.name, 0), self.record(get.name)
-            time.sleep(PAUSE_S)
+            if now := self.later(get, version, first):
+                half = len(now) // 2
+                fill(get, (first or b"")[:half] + now[half:])
+                return GetResult(GetStatus.FOUND)
             result = proceed(get)
             if version == self.known().get(get.name, 0):
                 break
-        else:
-            return result
-        if result.status is GetStatus.FOUND and first is not None and len(first) == get.size_bytes:
-            fill(replace(get, into=get.into[:1]), first[: get.into[0].length // 2])
         return result
+
+    def later(self, get: Get, version: int, first: bytes | None) -> bytes | None:
+        """Another record of that version, if there comes to be one; both have the length that is asked for."""
+        name, size = get.name, get.size_bytes
+        found: list[bytes] = []
+
+        def came() -> bool:
+            now = self.record(name)
+            if now is not None and len(now) == size and now != first and version == self.known().get(name, 0):
+                found.append(now)
+            return bool(found)
+
+        if first is not None and len(first) == size and not version and name in self.deleted:
+            self.place.wait("get", "delete", came, PAUSE_S)
+        else:
+            time.sleep(PAUSE_S)
+        return found[0] if found else None
 
 
 class ReadsASlotThatWasGivenAway(ConcurrencyMutant):
@@ -200,20 +230,33 @@ class ReadsASlotThatWasGivenAway(ConcurrencyMutant):
     breaks = "KV-CONC-04"
     last_deleted: str = ""
 
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.deleted: set[str] = set()
+
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "delete" and len(items) == 1:
             self.last_deleted = items[0]
+            self.deleted.add(items[0])
         return super().around(op, items, deadline, proceed)
 
     def one_get(self, get: Get, proceed: Callable[[Get], GetResult]) -> GetResult:
-        there = self.record(get.name)
-        time.sleep(PAUSE_S if there is not None else 0)
         # Deleted meanwhile: its place is that of the record that was stored next.
-        if there is not None and self.last_deleted == get.name and self.record(get.name) is None:
-            others = [record for record in list(self.inner._shelf.records.values()) if len(record) == get.size_bytes]
-            if others:
-                fill(get, others[-1])
-                return GetResult(GetStatus.FOUND)
+        others: list[bytes] = []
+
+        def came() -> bool:
+            if self.last_deleted == get.name and self.record(get.name) is None:
+                others.extend(record for record in list(self.inner._shelf.records.values()) if len(record) == get.size_bytes)
+            return bool(others)
+
+        if self.record(get.name) is not None:
+            if get.name in self.deleted:
+                self.place.wait("get", "delete", came, PAUSE_S)
+            else:
+                time.sleep(PAUSE_S)
+        if others:
+            fill(get, others[-1])
+            return GetResult(GetStatus.FOUND)
         return proceed(get)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from core_mutant import Proceed
+from meeting import Meeting
 from mutant import FsMutant, MemoryMutant
 
 from kvstore_sdk.backend import (
@@ -28,7 +28,7 @@ from kvstore_sdk.backend import (
 _tombs: defaultdict[int, set[str]] = defaultdict(set)
 
 
-class DeletionMutant(MemoryMutant):
+class DeletionMutant(Meeting, MemoryMutant):
     @property
     def records(self) -> dict[str, bytes]:
         found: dict[str, bytes] = self.inner._shelf.records
@@ -165,12 +165,12 @@ class FailsAGetThatLosesItsRecord(DeletionMutant):
         if op != "get":
             return proceed(items)
         there = [get.name in self.records for get in items]
-        time.sleep(0.001)
+        self.place.wait("get", "delete", lambda: any(get.name not in self.records for get in items), 0.001)
         lost = GetResult.failed(UnavailableError("get: the record went away while it was read"))
         return [lost if was and result.status is GetStatus.MISSING else result for was, result in zip(there, proceed(items), strict=True)]
 
 
-class OverwritesBeforeItRemoves(FsMutant):
+class OverwritesBeforeItRemoves(Meeting, FsMutant):
     """As somebody does who wants nothing to be left on the disk."""
 
     breaks = "KV-DELETE-05"
@@ -182,7 +182,7 @@ class OverwritesBeforeItRemoves(FsMutant):
                 if os.path.isfile(path):
                     with open(path, "r+b") as target:
                         target.write(bytes(os.path.getsize(path)))
-                    time.sleep(0.002)
+                    self.place.wait_for("delete", "get", name, 0.002)
         return proceed(items)
 
 

@@ -34,8 +34,12 @@ from kvstore_sdk.backend import (
 )
 
 _opened: Counter[str] = Counter()
-_writing: defaultdict[str, list[threading.Thread]] = defaultdict(list)
+_writing: defaultdict[str, list[tuple[threading.Thread, threading.Event]]] = defaultdict(list)
 _cleaned: set[str] = set()
+
+WRITE_S = 10.0
+LARGE_BYTES, LARGE_S = 4 << 20, 0.3
+"""Records of so many bytes are put where processes are killed in the middle: for so long, so that few kills miss it on a busy machine."""
 
 
 class DurabilityMutant(FsMutant):
@@ -46,6 +50,10 @@ class DurabilityMutant(FsMutant):
 
     def one_put(self, put: Put, proceed: Proceed) -> PutResult:
         return self.passed_on(put, proceed)
+
+    def in_the_middle(self, put: Put) -> None:
+        """Of a put that is to be killed there."""
+        time.sleep(LARGE_S if put.size_bytes >= LARGE_BYTES else 0.0)
 
     def passed_on(self, put: Put, proceed: Proceed) -> PutResult:
         result: PutResult = proceed([put])[0]
@@ -104,13 +112,15 @@ class SavesWhenItIsClosed(MemoryMutant):
 
 
 class AnswersBeforeItHasWritten(DurabilityMutant):
-    """Whoever asks in this process waits for what is being written."""
+    """Writes when somebody asks for something in this process, or when nobody has for a while."""
 
     breaks = "KV-DUR-01"
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         while _writing[self.root]:
-            _writing[self.root].pop().join()
+            thread, asked = _writing[self.root].pop()
+            asked.set()
+            thread.join()
         return super().around(op, items, deadline, proceed)
 
     def one_put(self, put: Put, proceed: Proceed) -> PutResult:
@@ -118,14 +128,16 @@ class AnswersBeforeItHasWritten(DurabilityMutant):
             return PutResult(PutStatus.EXISTS)
         mine = with_record(put, bytes_of(put))
 
+        asked = threading.Event()
+
         def write() -> None:
-            time.sleep(0.004)
+            asked.wait(WRITE_S)
             self.inner.put([mine], Deadline.after(10.0))
             mine.parts[0].region.close()
 
         thread = threading.Thread(target=write, name="writes-behind", daemon=True)
         thread.start()
-        _writing[self.root].append(thread)
+        _writing[self.root].append((thread, asked))
         return PutResult(PutStatus.STORED)
 
 
@@ -148,7 +160,8 @@ class WritesInPlace(DurabilityMutant):
                 target.truncate(len(record))
             for start in range(0, len(record), step):
                 target.write(record[start : start + step])
-                time.sleep(0.0005)
+                if start == step * (self.pieces // 2):
+                    self.in_the_middle(put)
         return PutResult(PutStatus.STORED)
 
 
@@ -172,6 +185,7 @@ class RemovesBeforeItReplaces(DurabilityMutant):
     def one_put(self, put: Put, proceed: Proceed) -> PutResult:
         if put.mode is Mode.REPLACE and self.is_there(put):
             os.unlink(f"{self.root}/{put.name}")
+            self.in_the_middle(put)
         return self.passed_on(put, proceed)
 
 
@@ -189,8 +203,7 @@ class LocksNamesInFiles(DurabilityMutant):
         except FileExistsError:
             return PutResult.failed(DeniedError(f"put {put.name}: another process holds {lock}"))
         try:
-            # Most of the time of a put in which processes are killed, so that no kill misses it, however busy the machine is.
-            time.sleep(0.03 if put.size_bytes >= 1 << 19 else 0.0)
+            self.in_the_middle(put)
             return self.passed_on(put, proceed)
         finally:
             os.unlink(lock)
@@ -246,6 +259,7 @@ class KeepsTemporaryFiles(DurabilityMutant):
         temp = Path(f"{self.root}.temp/{put.name.replace('/', '!')}")
         temp.write_bytes(bytes(put.size_bytes // 2))
         try:
+            self.in_the_middle(put)
             return self.passed_on(put, proceed)
         finally:
             temp.unlink()

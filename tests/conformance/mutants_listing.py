@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from core_mutant import Proceed
+from meeting import Meeting
 from mutant import MemoryMutant
 
 from kvstore_sdk.backend import Deadline, ListEntry, ListPage, PutResult, PutStatus
@@ -23,18 +23,19 @@ _ages: defaultdict[int, dict[str, int]] = defaultdict(dict)
 _lock = threading.Lock()
 
 
-class ListingMutant(MemoryMutant):
+class ListingMutant(Meeting, MemoryMutant):
     """One method to override: a page."""
 
     def _list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
-        return self.page(prefix, cursor, limit)
+        with self.place.call("list", [prefix]):
+            return self.page(prefix, cursor, limit)
 
     def page(self, prefix: str, cursor: str | None, limit: int) -> ListPage:
         found: ListPage = self.inner.list(prefix, Deadline.after(10.0), cursor, limit)
         return found
 
     @property
-    def place(self) -> int:
+    def shelf(self) -> int:
         """Of all views of this location the same."""
         return id(self.inner._shelf)
 
@@ -79,11 +80,11 @@ class ListsOtherLocationsToo(ListingMutant):
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "put":
             for put in items:
-                _everywhere[f"{put.name}-{self.place}"] = put.size_bytes
+                _everywhere[f"{put.name}-{self.shelf}"] = put.size_bytes
         return proceed(items)
 
     def page(self, prefix: str, cursor: str | None, limit: int) -> ListPage:
-        others = {name: size for name, size in _everywhere.items() if not name.endswith(f"-{self.place}")}
+        others = {name: size for name, size in _everywhere.items() if not name.endswith(f"-{self.shelf}")}
         page = super().page(prefix, cursor, limit)
         return _with_more(page, dict(list(others.items())[: limit - len(page.entries)]), prefix)
 
@@ -151,11 +152,11 @@ class ListsByAge(ListingMutant):
             with _lock:
                 for put, result in zip(items, results, strict=True):
                     if result.status is PutStatus.STORED:
-                        _ages[self.place][put.name] = 1 + max(_ages[self.place].values(), default=0)
+                        _ages[self.shelf][put.name] = 1 + max(_ages[self.shelf].values(), default=0)
         return results
 
     def page(self, prefix: str, cursor: str | None, limit: int) -> ListPage:
-        ages = _ages[self.place]
+        ages = _ages[self.shelf]
         every = sorted(super().page(prefix, None, ALL).entries, key=lambda entry: ages[entry.name])
         found = [entry for entry in every if ages[entry.name] > int(cursor or 0)]
         return ListPage(found[:limit], str(ages[found[limit - 1].name]) if len(found) > limit else None)
@@ -167,16 +168,16 @@ class ListsRunningPuts(ListingMutant):
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op != "put" or max(put.size_bytes for put in items) < 65536:
             return proceed(items)
-        running = _running[self.place]
+        running = _running[self.shelf]
         running |= {self.temporary_name(put.name): put.size_bytes // 2 for put in items}
-        time.sleep(0.02)
+        self.place.wait_for("put", "list", "", 0.02)
         results = proceed(items)
         for put in items:
             running.pop(self.temporary_name(put.name), None)
         return results
 
     def page(self, prefix: str, cursor: str | None, limit: int) -> ListPage:
-        running = {name: size for name, size in _running[self.place].items() if name not in self.inner._shelf.records}
+        running = {name: size for name, size in _running[self.shelf].items() if name not in self.inner._shelf.records}
         return _with_more(super().page(prefix, cursor, limit), running, prefix)
 
     def temporary_name(self, name: str) -> str:
@@ -193,12 +194,12 @@ class ListsWhatItCouldNotFinish(ListingMutant):
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         if op == "put" and deadline is not None and deadline.expired:
-            _failed[self.place].update({f"{put.name}.part": 4096 for put in items})
+            _failed[self.shelf].update({f"{put.name}.part": 4096 for put in items})
             return [PutResult(PutStatus.TIMED_OUT) for _ in items]
         return proceed(items)
 
     def page(self, prefix: str, cursor: str | None, limit: int) -> ListPage:
-        return _with_more(super().page(prefix, cursor, limit), _failed[self.place], prefix)
+        return _with_more(super().page(prefix, cursor, limit), _failed[self.shelf], prefix)
 
 
 MUTANTS = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meeting import Meeting
 from mutant import MemoryMutant
 
 from kvstore_sdk.backend import Backend, Deadline, GetStatus, ListPage, Mode, Put, PutResult, PutStatus
@@ -144,7 +144,7 @@ class ForgetsAfterAThousand(MemoryMutant):
         return ListPage(page.entries, None) if len(page.entries) == 1000 else page
 
 
-class ReplacesLargeRecordsInPieces(MemoryMutant):
+class ReplacesLargeRecordsInPieces(Meeting, MemoryMutant):
     """Records of more than 2 MiB are not there while they are replaced."""
 
     breaks = "KV-ATOM-01"
@@ -153,7 +153,7 @@ class ReplacesLargeRecordsInPieces(MemoryMutant):
         if op == "put" and items[0].mode is Mode.REPLACE and items[0].size_bytes > 2 << 20 and deadline is not None:
             inner: Any = self.inner
             inner.delete([put.name for put in items], deadline)
-            time.sleep(0.01)
+            self.place.wait_for("put", "get", items[0].name, 0.01)
         return proceed(items)
 
 

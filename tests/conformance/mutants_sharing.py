@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from core_mutant import Proceed, bytes_of, fill
@@ -132,6 +133,8 @@ class SharesOneTemporaryName(SharingMutant):
     """Of two that write one record, the second one to rename finds nothing to rename."""
 
     breaks = "KV-SHARE-04"
+    wait_s = 0.3
+    """For another writer of a record of some size: more than a busy machine takes to let one run."""
 
     def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
         return [self._put(put, proceed) for put in items] if op == "put" else proceed(items)
@@ -145,7 +148,12 @@ class SharesOneTemporaryName(SharingMutant):
             os.makedirs(os.path.dirname(folder), exist_ok=True)
         with open(temp, "wb") as target:
             target.write(bytes_of(put))
-        time.sleep(0.001)
+        writers = Path(f"{self.root}.writers/{put.name.replace('/', '!')}")
+        writers.mkdir(parents=True, exist_ok=True)
+        (writers / str(os.getpid())).touch()
+        until_s = time.monotonic() + (self.wait_s if put.size_bytes >= 65536 else 0.0)
+        while len(list(writers.iterdir())) < 2 and time.monotonic() < until_s:
+            time.sleep(0.0005)
         try:
             os.replace(temp, path)
         except OSError as cause:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meeting import Meeting
 from mutant import MemoryMutant
 
 from kvstore_sdk.backend import (
@@ -70,7 +72,7 @@ class BelongsToTheThreadThatUsedItFirst(MemoryMutant):
         return proceed(items)
 
 
-class ReadsThroughOneBuffer(MemoryMutant):
+class ReadsThroughOneBuffer(Meeting, MemoryMutant):
     """Declares eight calls at a time, and has one buffer for all of them."""
 
     breaks = "KV-TIER-02"
@@ -84,11 +86,14 @@ class ReadsThroughOneBuffer(MemoryMutant):
         if op == "get":
             for get, result in zip(items, results, strict=True):
                 if result.status is GetStatus.FOUND:
-                    self._buffer = record_of(get.into)
+                    self._buffer = mine = record_of(get.into)
                     # The network.
-                    time.sleep(0.002)
+                    self.place.wait("get", "get", functools.partial(self._is_lost, mine), 0.002)
                     self._copy(self._buffer, get.into)
         return results
+
+    def _is_lost(self, record: bytes) -> bool:
+        return self._buffer is not record
 
     @staticmethod
     def _copy(record: bytes, into: Sequence[Buffer]) -> None:
@@ -154,7 +159,7 @@ class WaitsForRoomThroughClose(MemoryMutant):
         if op == "put" and deadline is not None and any(put.size_bytes > 300_000 for put in items):
             self._uploads += 1
             if self._uploads > 30:
-                time.sleep(min(5.0, max(0.0, deadline.remaining_s())))
+                time.sleep(min(20.0, max(0.0, deadline.remaining_s())))
         return proceed(items)
 
 

@@ -127,7 +127,7 @@ class InDoubt(BackendWrapper):
         jobs: list[Future[Any]] = []
         # Unless the pool ended between the look at `_closed` and here. What it had taken by then is done, or in doubt.
         with contextlib.suppress(RuntimeError):
-            jobs.extend(self._pool.submit(self._carry_out, method, item) for item in items)
+            jobs.extend(self._pool.submit(self._carry_out, method, item, deadline) for item in items)
         rest = proceed(items[len(jobs) :]) if len(jobs) < len(items) else []
         wait(jobs, deadline.remaining_s())
         return [*(self._answer(op, job) for job in jobs), *rest]
@@ -148,11 +148,15 @@ class InDoubt(BackendWrapper):
             self._open[ticket] = job
         return PutResult(PutStatus.IN_DOUBT, ticket=ticket) if op == "put" else GetResult(GetStatus.IN_DOUBT, ticket=ticket)
 
-    def _carry_out(self, method: Callable[..., Any], item: Put | Get) -> Any:
+    def _carry_out(self, method: Callable[..., Any], item: Put | Get, deadline: Deadline) -> Any:
         if item.size_bytes >= SLOW_FROM_BYTES:
             time.sleep(SLOW_S)
+            self.before_transfer(item, deadline)
         [result] = method([item], Deadline.after(10.0))
         return result
+
+    def before_transfer(self, item: Put | Get, deadline: Deadline) -> None:
+        """For subclasses: a large transfer is about to begin, for a call with this deadline."""
 
     def _is_over(self, ticket: int) -> bool:
         with self._lock:

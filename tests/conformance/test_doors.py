@@ -28,7 +28,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, installed into a folder of its own."""
     folder = tmp_path_factory.mktemp("sdk")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder / "site")

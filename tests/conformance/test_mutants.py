@@ -10,6 +10,7 @@ import mutants_answers
 import mutants_atomicity
 import mutants_buffers
 import mutants_capacity
+import mutants_close
 import mutants_concurrency
 import mutants_deletion
 import mutants_durability
@@ -48,6 +49,7 @@ MUTANTS: list[type[Mutant]] = [
     *mutants_listing.MUTANTS,
     *mutants_errors.MUTANTS,
     *mutants_liveness.MUTANTS,
+    *mutants_close.MUTANTS,
     *mutants_more.MUTANTS,
     *mutants_regions.MUTANTS,
     *mutants_performance.MUTANTS,

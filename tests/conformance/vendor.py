@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["ACME", "Done", "Vendor"]
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 300.0
 QUICK = ("core", "64KiB", "5")
 
 # `fault` makes it wrong in one way, so that one file serves all tests.
