@@ -192,4 +192,4 @@ class Landing:
 
 
 def _not_registered(get: Get) -> UnavailableError:
-    return UnavailableError(f"p2p get {get.name}: {get.into[0].region!r} is not registered (register_region) with this data plane")
+    return UnavailableError(f"p2p {get.into[0].region!r} is not registered (register_region) with this data plane")

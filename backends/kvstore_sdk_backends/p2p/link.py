@@ -53,7 +53,6 @@ _UNREAD_BYTES = 8 << 20
 
 _LASTING = frozenset({"version", "namespace", "layout", "path", "self"})
 _PASSING = frozenset({"busy", "full"})
-_FOR_ROOM = frozenset({"idle", "full"})
 _EVENTS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKES
 
 A = TypeVar("A", Welcome, Ready, Found, Result)
@@ -111,7 +110,7 @@ class Link:
         receiver: Of the records, where the path is zmq.
         began_s: When it stood.
         cause: Why it ended; empty while it stands.
-        for_room: The peer has ended it since it needed the place.
+        farewell: Code of the Goodbye that ended it; empty where none did.
         answered: How many questions the peer has answered.
     """
 
@@ -121,7 +120,7 @@ class Link:
         self.greeting = greeting
         self.began_s = time.monotonic()
         self.cause = ""
-        self.for_room = False
+        self.farewell = ""
         self.answered = 0
         self.welcome = Welcome(0, VERSION, b"", "", 0, 1, 1)
         self.receiver: Receiver | None = None
@@ -347,7 +346,7 @@ class Link:
                     elif question.late is not None:
                         question.late(message)
             case Goodbye():
-                self.for_room = message.code in _FOR_ROOM
+                self.farewell = message.code
                 self.end(f"ended the session ({message.code}): {message.text}")
             case _:
                 self.end(f"sent a {type(message).__name__}, which is not for an asker")

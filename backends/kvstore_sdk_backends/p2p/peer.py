@@ -32,6 +32,8 @@ MAX_FAULTS = 3
 SHUN_S, LONGEST_SHUN_S = 2.0, 60.0
 MAX_STRIKES = 3
 """Questions in a row that a peer lets wait too long; then its session is ended. One is enough until it has answered again."""
+FOR_ROOM, LATER = frozenset({"idle", "full"}), frozenset({"closing", "invalid"})
+"""Codes of a Goodbye: after these a session is begun when there is something to ask, after those not at once."""
 LOG_EVERY_S = 60.0
 """The same line about the same peer."""
 
@@ -248,10 +250,10 @@ class Peer:
             self._set(State.UP, "is up")
             self._say(logging.INFO, f"is up, records come over {link.welcome.path}")
             await link.wait_ended()
-            if link.for_room:
+            if link.farewell in FOR_ROOM:
                 await self._stand_by(link)
                 continue
-            steady = time.monotonic() - began_s >= STEADY_S
+            steady = time.monotonic() - began_s >= STEADY_S and link.farewell not in LATER
             self._returning = self._returning and not self._failures
             self._failures += not steady
             self._set(State.DOWN, link.cause)

@@ -130,8 +130,8 @@ class FakeLink:
         self.asked: list[Any] = []
         self.cancelled: list[Any] = []
         self.late: dict[int, Any] = {}
-        self.ended = self.for_room = False
-        self.cause = ""
+        self.ended = False
+        self.cause = self.farewell = ""
         self.receiver: Any = None
         self._answer = answer
         self._numbers = itertools.count(1)

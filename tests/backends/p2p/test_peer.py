@@ -350,7 +350,7 @@ def test_who_was_sent_away_for_room_comes_back_when_there_is_something_to_ask(
         await until(lambda: peer.link is not None)
         for life in range(1, 4):
             attempts = network.attempts
-            network.links[-1].for_room = True
+            network.links[-1].farewell = "full" if life == 2 else "idle"
             network.links[-1].end("ended the session (idle): it was idle, and another peer needs its place")
             await until(lambda: peer.state is State.IDLE)
             # Some of the longest pauses.
@@ -368,3 +368,26 @@ def test_who_was_sent_away_for_room_comes_back_when_there_is_something_to_ask(
         ("INFO", f"p2p peer {ADDRESS}: ended the session (idle): it was idle, and another peer needs its place")
     }
     assert "is lost" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("farewell", "at_once"), [("closing", False), ("invalid", False), ("namespace", True), ("failed", True), ("", True)]
+)
+def test_who_ends_a_session_for_good_is_left_alone_for_a_while(farewell: str, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a session that has lasted, which is begun again at once otherwise."""
+    monkeypatch.setattr(peer_module, "STEADY_S", 0.0)
+    rested: list[float] = []
+
+    async def steps() -> None:
+        network = Network()
+        peer = Peer(ADDRESS, network.connect)
+        link: Any = await peer.ready(soon())
+        pause_s = peer._pause_s
+        monkeypatch.setattr(peer, "_pause_s", lambda: rested.append(pause_s()) or rested[-1])
+        link.farewell = farewell
+        link.end("over")
+        await until(lambda: network.attempts == 2)
+        peer.close("over")
+
+    run(steps())
+    assert bool(rested) != at_once
