@@ -33,7 +33,8 @@ from kvstore_sdk.backend import (
 )
 from kvstore_sdk.isolation import in_child
 from kvstore_sdk_backends.p2p import plane_names
-from kvstore_sdk_backends.p2p.nixl_driver import Driver, Transfer
+from kvstore_sdk_backends.p2p.lanes import Lanes, Sent
+from kvstore_sdk_backends.p2p.nixl_driver import Driver
 
 __all__ = ["UCX_SETTINGS", "NixlPlane", "open_plane"]
 
@@ -74,7 +75,8 @@ def open_plane(devices: str, *, tls: str) -> NixlPlane:
     except Exception as cause:
         problem = f"nixl raised {type(cause).__name__} for UCX_TLS={tls} on {devices}; mend ucx_tls or ucx_devices"
         raise ConfigError(WHERE, "data", problem) from cause
-    return NixlPlane(Driver(nixl))
+    # Only over CMA are records copied by the thread that sends them.
+    return NixlPlane(Lanes(Driver(nixl), (lambda: Driver(_agent())) if "cma" in tls.split(",") else None))
 
 
 def _agent() -> Any:
@@ -112,33 +114,27 @@ class NixlPlane:
 
     capabilities = Capabilities(max_record_bytes=1 << 40, max_batch=256, max_concurrency=64, in_doubt=True)
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
         self._lock = threading.Lock()
-        self._regions: dict[int, tuple[Region, Any]] = {}
         self._peers: dict[str, _Peer] = {}
         self._closed = threading.Event()
 
     def register_region(self, region: Region) -> None:
         try:
-            memory = self._driver.register(region.address, region.size_bytes)
+            self._lanes.register(region)
         except Exception as cause:
             raise UnavailableError(f"p2p: nixl does not take {region!r}: it raised {type(cause).__name__}") from cause
-        with self._lock:
-            self._regions[region.id] = (region, memory)
 
     def unregister_region(self, region: Region) -> None:
-        with self._lock:
-            known = self._regions.pop(region.id, None)
-        if known is not None:
-            self._driver.deregister(known[1])
+        self._lanes.deregister(region)
 
     def exists(self, names: Sequence[str], deadline: Deadline) -> list[bool | Failure]:
         return [self._told(name) for name in names]
 
     def _told(self, name: str) -> bool | Failure:
         if (until_s := plane_names.read_expectation(name)) is not None:
-            self._driver.expect(until_s)
+            self._lanes.expect(until_s)
             return True
         if (admission := plane_names.read_admission(name)) is not None:
             return self._admit(*admission)
@@ -161,7 +157,7 @@ class NixlPlane:
                 return Failure(UnavailableError(f"p2p: admit {session[:16]}: its metadata names an agent of another session"))
             peer = self._peers[session] = _Peer(agent, metadata, regions)
         try:
-            self._driver.load(agent, metadata, regions)
+            self._lanes.load(agent, metadata, regions)
         except Exception as cause:  # noqa: BLE001  # NIXL raises classes of its own, one for each status
             with self._lock:
                 self._peers.pop(session, None)
@@ -176,27 +172,21 @@ class NixlPlane:
         with self._lock:
             peer = self._peers.pop(session, None)
         if peer is not None:
-            self._driver.unload(peer.agent)
+            self._lanes.unload(peer.agent)
         return peer is not None
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
         results: list[PutResult | None] = [None] * len(puts)
-        sent: list[tuple[Transfer, list[int]]] = []
+        sent: list[tuple[Sent, list[int]]] = []
         for agent, batch in self._batches(puts, results):
             if self._closed.is_set() or deadline.expired:
                 break
-            try:
-                transfer = self._driver.write(agent, [piece for _, piece in batch])
-            except Exception as cause:  # noqa: BLE001  # likewise
-                error = UnavailableError(f"p2p: write to {agent}: nixl raised {type(cause).__name__}")
-                for place, _ in batch:
-                    results[place] = PutResult.failed(error)
-            else:
-                sent.append((transfer, [place for place, _ in batch]))
-        for transfer, places in sent:
-            over = self._waited(transfer, deadline)
+            for written, indexes in self._lanes.write(agent, [piece for _, piece in batch]):
+                sent.append((written, [batch[index][0] for index in indexes]))
+        for written, places in sent:
+            result = self._result(written, deadline)
             for place in places:
-                results[place] = _result(transfer) if over else PutResult(PutStatus.IN_DOUBT, ticket=transfer)
+                results[place] = result
         unsent = PutResult(PutStatus.CLOSED, ClosedError("p2p: write: closed")) if self._closed.is_set() else PutResult(PutStatus.TIMED_OUT)
         return [result or unsent for result in results]
 
@@ -221,15 +211,29 @@ class NixlPlane:
                 batch_bytes += buffer.length
         return batches
 
-    def _waited(self, transfer: Transfer, deadline: Deadline) -> bool:
-        return transfer.over.wait(0.0 if self._closed.is_set() else deadline.remaining_s())
+    def _result(self, sent: Sent, deadline: Deadline) -> PutResult:
+        """Of each of its pieces, at the deadline at the latest."""
+        if not self._waited(sent, deadline):
+            return PutResult(PutStatus.IN_DOUBT, ticket=sent)
+        if sent.error is not None and not sent.transfers:
+            return PutResult.failed(UnavailableError(f"p2p: write: nixl raised {type(sent.error).__name__}"))
+        failures = [transfer.failure for transfer in sent.transfers if transfer.failure]
+        if sent.error is not None:
+            failures.append(type(sent.error).__name__)
+        if failures:
+            return PutResult(PutStatus.UNKNOWN, UnavailableError(f"p2p: write: the peer is gone, or cannot be reached ({failures[0]})"))
+        return PutResult(PutStatus.STORED)
+
+    def _waited(self, sent: Sent, deadline: Deadline) -> bool:
+        """Whether nothing of it goes on."""
+        return all(transfer.over.wait(0.0 if self._closed.is_set() else deadline.remaining_s()) for transfer in sent.transfers)
 
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         """Refused: over TCP a reader that dies while its peer is paused takes the peer with it."""
         raise UnsupportedError("p2p: the owner of a record writes it; nobody reads")
 
-    def settle(self, tickets: Sequence[Transfer], deadline: Deadline) -> list[bool]:
-        return [self._waited(transfer, deadline) for transfer in tickets]
+    def settle(self, tickets: Sequence[Sent], deadline: Deadline) -> list[bool]:
+        return [self._waited(sent, deadline) for sent in tickets]
 
     def close(self) -> None:
         """The process ends after this: what is under way ends with it."""
@@ -239,11 +243,4 @@ class NixlPlane:
     def list(self, prefix: str, deadline: Deadline, cursor: str | None = None, limit: int = 1000) -> ListPage:
         if prefix != plane_names.SELF:
             raise InvalidError(f"p2p: list {prefix!r}: only {plane_names.SELF} is there to be listed")
-        with self._lock:
-            return plane_names.self_page(self._driver.metadata(), [region for region, _ in self._regions.values()])
-
-
-def _result(transfer: Transfer) -> PutResult:
-    if not transfer.failure:
-        return PutResult(PutStatus.STORED)
-    return PutResult(PutStatus.UNKNOWN, UnavailableError(f"p2p: write: the peer is gone, or cannot be reached ({transfer.failure})"))
+        return plane_names.self_page(self._lanes.metadata(), self._lanes.regions)

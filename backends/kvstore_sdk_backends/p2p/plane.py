@@ -47,6 +47,8 @@ _LIMITS = IsolationLimits(restarts=300)
 _CONTROL_S = 2.0
 """What the child answers from its own memory. Generous: it shares its cores with an engine."""
 _DROP_S = 0.5
+_AHEAD_S = 0.25
+"""So much longer than it was asked to the child looks, so that not each load has to ask it."""
 _KERNEL_S = 0.5
 """A copy over CMA that the kernel is in the middle of goes on when the process that it writes to is gone: half a MiB, which takes 0.1 ms,
 or as long as a busy machine keeps that thread from running. A new child takes longer to come up."""
@@ -255,7 +257,8 @@ class Plane:
         return self._backend.settle(tickets, deadline)
 
     def expect(self, until_s: float) -> None:
-        """Until `time.monotonic()` is this: look for what peers write every 0.2 ms, and not every 50. Over TCP nothing lands in between.
+        """Until `time.monotonic()` is this, and a little longer: look for what peers write every 0.2 ms, and not every 50. Over TCP nothing
+        lands in between.
 
         Never waits. Of several calls the latest time holds.
         """
@@ -263,9 +266,9 @@ class Plane:
             generation = self.child
             if self._expected >= (generation, until_s) or not generation:
                 return
-            self._expected = (generation, until_s)
+            self._expected = (generation, until_s + _AHEAD_S)
             self._backend.take_answers()
-            self._backend.begin("exists", [plane_names.expectation(until_s)], Deadline.after(_CONTROL_S))
+            self._backend.begin("exists", [plane_names.expectation(until_s + _AHEAD_S)], Deadline.after(_CONTROL_S))
 
     def fence(self) -> None:
         """Kill the child at once, the last way to take memory back. `generation` changes when it is gone; another one is started.

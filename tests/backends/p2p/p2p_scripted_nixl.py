@@ -10,17 +10,16 @@ import threading
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BUSY = threading.Lock()
 
 
 def one_at_a_time(method):
     def wrapped(self, *args):
-        if not BUSY.acquire(blocking=False):
+        if not self.busy.acquire(blocking=False):
             (FOLDER / "overlap").write_text(method.__name__)
         try:
             return method(self, *args)
         finally:
-            BUSY.release()
+            self.busy.release()
     return wrapped
 
 
@@ -39,7 +38,7 @@ class nixl_agent_config:
 
 class nixl_agent:
     def __init__(self, name, config):
-        self.name, self.broken = name, set()
+        self.name, self.broken, self.busy = name, set(), threading.Lock()
 
     def create_backend(self, backend, options):
         assert backend == "UCX"
@@ -137,5 +136,5 @@ class ScriptedNixl:
 
     @property
     def overlapped(self) -> bool:
-        """Whether two threads were in the agent at a time."""
+        """Whether two threads were in one agent at a time."""
         return (self._package / "overlap").exists()
