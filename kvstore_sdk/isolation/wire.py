@@ -16,6 +16,8 @@ __all__ = ["MAX_FRAME_BYTES", "Frames", "WireError", "encode"]
 MAX_FRAME_BYTES = 16 << 20
 """Some hundred thousand names: far above any batch or page."""
 _LENGTH = struct.Struct("<I")
+# Made once: `json.dumps` makes one a call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class WireError(Exception):
@@ -29,7 +31,7 @@ def encode(message: object) -> bytes:
         WireError: it is too large, or no JSON.
     """
     try:
-        body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        body = _ENCODER.encode(message).encode()
     except (TypeError, ValueError, RecursionError) as cause:
         raise WireError(f"cannot be written as JSON ({type(cause).__name__})") from None
     if len(body) > MAX_FRAME_BYTES:
