@@ -104,7 +104,9 @@ class Node:
                 settings.ucx_devices,
             )
         self._say_unused()
-        logger.info("%s: listens on %s, %s, data over %s", WHERE, self.address, self._who(), " or ".join(self.paths(self.address)))
+        paths = " or ".join(self.paths(self.address))
+        kept = f", keeps up to {settings.serve_bytes} bytes of records" if settings.serve_bytes else ""
+        logger.info("%s: listens on %s, %s, data over %s%s", WHERE, self.address, self._who(), paths, kept)
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
