@@ -17,7 +17,7 @@ __all__ = [
     "parse_name",
 ]
 
-FORMAT_VERSION = 0
+FORMAT_VERSION = 1
 """Of names, identity and record together. It is in every identity, so that records of two versions never share a namespace."""
 
 GROUP_BYTES = 4

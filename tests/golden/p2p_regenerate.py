@@ -5,7 +5,7 @@ A second implementation of the messages, written from that page: it imports noth
     python tests/golden/p2p_regenerate.py           write the file of this version, if it has none yet, and the page's example
     python tests/golden/p2p_regenerate.py --check   say whether they are up to date
 
-The version is part of the file's name. From version 1 on it is never written over, and tests/test_frozen.py has its checksum.
+A version is frozen: its number is part of its file's name, that is never written over, and tests/test_frozen.py has its checksum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-VERSION = 0
+VERSION = 1
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "p2p-protocol.md"
 NAME = "p2p-v{}.json"
@@ -161,6 +161,14 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
 # What a later version may put behind the fields that no version changes: nil, true, a float, a number below 0, a text, bytes, arrays.
 BEHIND = [b"\xc0", b"\xc3", b"\xcb\x3f\xf8" + bytes(6), b"\xff", text("~" * 40), binary(bytes(20)), array([array([b"\xc0"])] * 17)]
 FOREIGN: list[tuple[str, int, str, int, dict[str, Any], list[bytes]]] = [
+    (
+        "a Hello of the version before the first that is frozen",
+        0,
+        "Hello",
+        1,
+        {"versions": [0, 0]},
+        [pack(HELLO[name]) for name in KINDS["Hello"][1][1:]],
+    ),
     ("a Hello of a later version", VERSION + 1, "Hello", 9, {"versions": [VERSION + 1, VERSION + 3]}, BEHIND),
     ("a Hello of the last version, with nothing but what is fixed", 65535, "Hello", 2**63 - 1, {"versions": [65535, 65535]}, []),
     (
@@ -279,7 +287,7 @@ def main(arguments: list[str]) -> int:
         return 2
     made = files()
     stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
-    frozen = [path for path in stale if VERSION and path != PAGE and path.exists()]
+    frozen = [path for path in stale if path != PAGE and path.exists()]
     if arguments == ["--check"] or frozen:
         for path in stale:
             sys.stdout.write(

@@ -6,7 +6,7 @@ the standard library it needs `xxhash`, for XXH3-128.
     python tests/golden/regenerate.py           write the files of this version that are not there yet, and the page's example
     python tests/golden/regenerate.py --check   say whether they are up to date
 
-The version is part of the files' names. From version 1 on they are never written over, and tests/test_frozen.py has their checksums.
+A version is frozen: its number is part of its files' names, they are never written over, and tests/test_frozen.py has their checksums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-VERSION = 0
+VERSION = 1
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "format.md"
 NAME = "{}-v{}.{}"
@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> int:
         return 2
     made = files()
     stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
-    frozen = [path for path in stale if VERSION and path != PAGE and path.exists()]
+    frozen = [path for path in stale if path != PAGE and path.exists()]
     if arguments == ["--check"] or frozen:
         for path in stale:
             sys.stdout.write(f"{path.relative_to(HERE.parent.parent)} differs from what docs/format.md prescribes for version {VERSION}\n")

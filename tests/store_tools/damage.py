@@ -224,9 +224,9 @@ def _zero(record: bytearray, start: int) -> None:
     record[start:] = bytes(len(record) - start)
 
 
-def _to_version_1(record: bytearray) -> None:
-    """As a writer of version 1 might seal it: the checksum is right, and no reader of this version takes it."""
-    struct.pack_into("<I", record, 8, 1)
+def _to_version_2(record: bytearray) -> None:
+    """As a writer of version 2 might seal it: the checksum is right, and no reader of this version takes it."""
+    struct.pack_into("<I", record, 8, 2)
     record[HEADER_BYTES - 16 : HEADER_BYTES] = xxhash.xxh3_128_digest(bytes(record[: HEADER_BYTES - 16]))
 
 
@@ -335,7 +335,7 @@ DAMAGES = [
     Damage("appended a page", _changed(Flaw.LENGTH, lambda record: record.extend(bytes(4096)))),
     Damage("zeros", _changed(Flaw.HEADER, lambda record: _zero(record, 0))),
     Damage("zeros at the end", _changed(Flaw.PAYLOAD, lambda record: _zero(record, HEADER_BYTES))),
-    Damage("another version", _changed(Flaw.HEADER, _to_version_1)),
+    Damage("another version", _changed(Flaw.HEADER, _to_version_2)),
     Damage("two records swapped", _swap),
     Damage("a record of another namespace", _of_another_namespace),
     Damage("another layout of the same length", _other_layout),

@@ -52,8 +52,8 @@ __all__ = [
     "encode",
 ]
 
-VERSION = 0
-VERSIONS = (0, 0)
+VERSION = 1
+VERSIONS = (1, 1)
 """The lowest and the highest version that this code speaks."""
 
 MAX_FRAME_BYTES = 512 << 10
