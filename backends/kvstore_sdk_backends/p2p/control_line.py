@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import zmq
 
+from kvstore_sdk_backends.p2p.notices import Notices
+
 __all__ = ["ControlLine"]
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class ControlLine:
         self._socket = socket
         self._read = read
         self._failed = failed
+        self._notices = Notices()
         self._soon = False
         self._closed = False
         self._descriptor = socket.FD
@@ -93,7 +96,7 @@ class ControlLine:
                 return
             try:
                 self._read(frames)
-            except Exception:
+            except Exception as cause:  # noqa: BLE001  # logged
                 # A fault of this node's in one answer must cost the others nothing.
-                logger.exception("p2p: a message could not be answered")
+                self._notices.say(logger.exception, type(cause), "p2p: a message could not be answered")
         self._take_soon()

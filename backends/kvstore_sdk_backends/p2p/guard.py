@@ -19,7 +19,7 @@ from kvstore_sdk_backends.p2p.handshakes import FAILED_HANDSHAKES, why_refused
 from kvstore_sdk_backends.p2p.notices import Notices
 from kvstore_sdk_backends.p2p.unread import Unread
 
-__all__ = ["SESSION_S", "Guard"]
+__all__ = ["SESSION_S", "Guard", "origin_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -133,11 +133,11 @@ class Guard:
 
     def knows(self, frame: zmq.Frame) -> bool:
         """Whether the connection that `frame` came over is still there, after a `look`."""
-        return _descriptor_of(frame) in self._open
+        return origin_of(frame)[1] in self._open
 
     def welcome(self, frame: zmq.Frame) -> None:
         """The connection that `frame` came over has a session, and stays."""
-        if (connection := self._open.get(_descriptor_of(frame))) is not None:
+        if (connection := self._open.get(origin_of(frame)[1])) is not None:
             connection.welcome = True
             connection.unread.forget()
 
@@ -220,12 +220,13 @@ class Guard:
             self._nameless.setdefault(why, time.monotonic())
 
 
-def _descriptor_of(frame: zmq.Frame) -> int:
-    """As libzmq tells it, for a frame that was received without being copied."""
+def origin_of(frame: zmq.Frame) -> tuple[str, int]:
+    """Host and descriptor of the connection that a frame came over, which was received without being copied, as libzmq tells them; empty
+    and -1 where it tells nothing, as of a peer that speaks ZMTP 1.0."""
     try:
-        return int(frame.get("__fd"))
+        return str(frame.get("Peer-Address")), int(frame.get("__fd"))
     except (zmq.ZMQError, TypeError, ValueError):
-        return -1
+        return "", -1
 
 
 def _host_of(descriptor: int, port: int) -> str:

@@ -16,7 +16,7 @@ from kvstore_sdk_backends.p2p.data_path import Sender
 from kvstore_sdk_backends.p2p.decoding import decode
 from kvstore_sdk_backends.p2p.fetches import Fetches
 from kvstore_sdk_backends.p2p.fitness import path_for, why_unfit, wrong_version
-from kvstore_sdk_backends.p2p.guard import Guard
+from kvstore_sdk_backends.p2p.guard import Guard, origin_of
 from kvstore_sdk_backends.p2p.leases import Leases
 from kvstore_sdk_backends.p2p.limits import Limits
 from kvstore_sdk_backends.p2p.messages import (
@@ -183,7 +183,7 @@ class Server:
         if isinstance(message, Hello):
             self._hello(identity, frames[1], message)
         elif isinstance(message, ForeignHello):
-            self._turn_away(identity, message.number, frames[1].get("Peer-Address"), *wrong_version(message.versions))
+            self._turn_away(identity, message.number, origin_of(frames[1])[0], *wrong_version(message.versions))
         elif session is None:
             if not isinstance(message, Release | Goodbye | Cancel):
                 self._refuse(identity, getattr(message, "number", 0), "unknown", "there is no session; it begins with a Hello")
@@ -227,7 +227,7 @@ class Server:
     # Sessions.
 
     def _hello(self, identity: bytes, frame: zmq.Frame, hello: Hello) -> None:
-        host, fd = frame.get("Peer-Address"), int(frame.get("__fd"))
+        host, fd = origin_of(frame)
         # A Hello may be read when its connection is gone, and its descriptor is that of another one. Such a one must not begin a session,
         # which nothing would end, and not end those of others.
         self._guard.look()
@@ -263,7 +263,7 @@ class Server:
     def _turn_away(self, identity: bytes, number: int, host: str, code: str, text: str) -> None:
         """Refuse a Hello, and say so to whoever may have to set up something otherwise."""
         if code != "self":
-            self._notices.say(logger.warning, (host, code), "%s: refused %s: %s", self._label, host, text)
+            self._notices.say(logger.warning, (host, code), "%s: refused %s: %s", self._label, host or "a connection", text)
         self._refuse(identity, number, code, text)
 
     def _offered(self) -> tuple[str, ...]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
+import socket
 from collections.abc import Sequence
 
 import pytest
-from p2p_bench import run
+from p2p_bench import run, until
 from p2p_fake_plane import FakePlane
 from p2p_serving import serving
 from p2p_sources import CountingSource
 from test_serving_nixl import begin, fetch, target
 
 from kvstore_sdk.backend import Loan
-from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, Lookup, Ready, Release, Result, encode
+from kvstore_sdk_backends.p2p.messages import FAILED, FOUND, VERSIONS, Hello, Lookup, Ready, Release, Result, encode
 
 
 class BrokenSource(CountingSource):
@@ -110,3 +113,27 @@ def test_a_target_whose_reading_fails_is_refused_for_now() -> None:
             assert result.statuses == ((FOUND, 100),)
 
     run(test)
+
+
+def test_a_peer_of_whose_connection_nothing_is_known_costs_no_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    """ZMTP 1.0 has no properties, and libzmq still speaks it: neither host nor descriptor of such a connection is told."""
+
+    async def test() -> None:
+        source = CountingSource({"a": 100})
+        async with serving(source) as s:
+            host, port = s.endpoint.removeprefix("tcp://").split(":")
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(b"\x01\0")
+                await asyncio.sleep(0.2)
+                for hello in (encode(Hello(1, VERSIONS, b"n" * 16, "", "", ("zmq",))), b"\x94\x09\x01\x05\x92\x07\x09"):
+                    stranger.sendall(50 * (bytes([len(hello) + 1, 0]) + hello))
+                await until(lambda: any("speaks version" in message for message in caplog.messages))
+                asker = s.asker()
+                await asker.hello()
+                assert await asker.look_up("a") == (100,)
+                assert s.counts["sessions_now"] == 1
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert len([message for message in caplog.messages if "refused a connection: this node speaks version" in message]) == 1
