@@ -98,5 +98,5 @@ class ControlLine:
                 self._read(frames)
             except Exception as cause:  # noqa: BLE001  # logged
                 # A fault of this node's in one answer must cost the others nothing.
-                self._notices.say(logger.exception, type(cause), "p2p: a message could not be answered")
+                self._notices.say(logger.exception, type(cause).__name__, "p2p: a message could not be answered")
         self._take_soon()
