@@ -166,6 +166,8 @@ class Keeper:
             if self._process is None:
                 # Otherwise it may still touch memory: what it was asked stays in doubt.
                 self.exchange.down(self._closed(), self._closed)
+            else:
+                self._process.leave()
 
     def _live(self) -> str:
         """One child, from its start to its end. Returns how it ended, as what completes "its child was"."""
