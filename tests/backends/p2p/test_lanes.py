@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from p2p_planes import LONG_S, until
+from p2p_scripted_nixl import ScriptedNixl
 
-from kvstore_sdk.backend import Region
+from kvstore_sdk.backend import Deadline, PutResult, PutStatus, Region
 from kvstore_sdk_backends.p2p.lanes import CUT_BYTES, Lanes, Sent
 from kvstore_sdk_backends.p2p.nixl_driver import Piece, Transfer
+from kvstore_sdk_backends.p2p.plane import Plane
 
 PEER = "peer"
 MEMORY = [(1 << 40, 1 << 40)]
@@ -220,3 +224,60 @@ def test_memory_that_the_second_one_refuses_is_not_known_to_the_first(region: Ca
         pair.lanes.register(region())
     assert pair.first.memory == set()
     assert pair.lanes.regions == []
+
+
+class Scripted:
+    """A data plane whose child has a `nixl` that does as it is told, and one record in two halves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nixl = ScriptedNixl(folder)
+        self.plane = Plane()
+        self.region = Region(CUT_BYTES)
+        self.plane.add_region(self.region)
+        agent = f"kvstore-p2p-{uuid.uuid4().hex}"
+        self.plane.admit(b"it", f"agent {agent}".encode(), MEMORY, Deadline.after(LONG_S))
+
+    def half(self, state: str) -> None:
+        """What becomes of the second one from now on."""
+        self.nixl.state(MEMORY[0][0] + CUT_BYTES // 2, state)
+
+    def send(self, timeout_s: float) -> PutResult:
+        [result] = self.plane.send(b"it", [(self.region.buffer(0, CUT_BYTES), MEMORY[0][0])], Deadline.after(timeout_s))
+        return result
+
+    def close(self) -> None:
+        self.plane.close()
+        self.region.close()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Scripted(tmp_path)
+    yield made
+    made.close()
+    assert not made.nixl.overlapped
+
+
+def test_a_record_has_landed_when_both_halves_have(scripted: Scripted) -> None:
+    assert scripted.send(LONG_S).status is PutStatus.STORED
+    half = f"{CUT_BYTES // 2:x}"
+    first, second = MEMORY[0][0], MEMORY[0][0] + CUT_BYTES // 2
+    wrote = sorted(line for line in scripted.nixl.said if line.startswith("write"))
+    assert wrote == [f"write {first:x}+{half}", f"write {second:x}+{half}"]
+
+
+def test_a_record_is_in_doubt_until_both_halves_are_over(scripted: Scripted) -> None:
+    scripted.half("PROC")
+    result = scripted.send(0.5)
+    assert result.status is PutStatus.IN_DOUBT
+    assert scripted.plane.settle([result.ticket], Deadline.after(0.1)) == [False]
+    scripted.half("DONE")
+    assert scripted.plane.settle([result.ticket], Deadline.after(LONG_S)) == [True]
+
+
+def test_of_a_record_one_half_of_which_broke_off_nobody_says_that_it_landed(scripted: Scripted) -> None:
+    scripted.half("nixlRemoteDisconnectError")
+    result = scripted.send(LONG_S)
+    assert result.status is PutStatus.UNKNOWN
+    assert "the peer is gone" in str(result.error)
