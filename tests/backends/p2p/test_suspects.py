@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from p2p_group import Group, missing, run
 from p2p_pairs import keep, soon, wait_for
 from p2p_scripted import having
-from test_lookups import Group, missing, run
 
 from kvstore_sdk.backend import Buffer, Get, GetStatus, Hint, Put, PutStatus, Region, SupportsReports
 from kvstore_sdk.tier import Lookup as TierLookup
