@@ -20,16 +20,17 @@ LIMIT_S = 240.0
 
 pytestmark = pytest.mark.timeout(300)
 
-MISTAKES = {
-    "": "",
-    "wrong-byte": "wrong bytes",
-    "leak": "growth of memory",
-    "descriptors": "growth of descriptors",
-    "threads": "growth of threads",
-    "stuck-job": "stuck jobs and requests",
-    "lost-request": "stuck jobs and requests",
+LEFT = {"descriptors and threads left after close", "more than before, once it is at rest"}
+MISTAKES: dict[str, set[str]] = {
+    "": set(),
+    "wrong-byte": {"wrong bytes"},
+    "leak": {"growth of memory"},
+    "descriptors": {"growth of descriptors", *LEFT},
+    "threads": {"growth of threads", *LEFT},
+    "stuck-job": {"stuck jobs and requests"},
+    "lost-request": {"stuck jobs and requests"},
 }
-"""What is planted, and what is found."""
+"""What is planted, and what is found: one of these. Seconds on a busy machine may have too few samples for a slope."""
 
 
 class Soaking:
@@ -55,10 +56,11 @@ class Soaking:
 @pytest.fixture(scope="module")
 def soaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Soaking]]:
     """One with each mistake, all at once: each waits more than it computes."""
-    common = ("--seconds", "6", "--tiers", "fs")
-    running = {"": Soaking(tmp_path_factory.mktemp("good") / "out", *common)}
+    common = ("--tiers", "fs")
+    # Long enough that some faults hit although all of them share a busy machine.
+    running = {"": Soaking(tmp_path_factory.mktemp("good") / "out", *common, "--seconds", "20")}
     for mistake in filter(None, MISTAKES):
-        options = (*common, "--workers", "1", "--stuck-s", "3", "--rest-s", "3", "--plant", mistake)
+        options = (*common, "--seconds", "8", "--workers", "1", "--stuck-s", "3", "--rest-s", "3", "--plant", mistake)
         running[mistake] = Soaking(tmp_path_factory.mktemp(mistake) / "out", *options)
     yield running
     for one in running.values():
@@ -74,7 +76,7 @@ def test_some_seconds_are_good_and_with_a_mistake_they_are_not(soaks: dict[str, 
     code, said, printed = soaks[mistake].ended()
     assert code == (1 if mistake else 0), printed
     if mistake:
-        assert MISTAKES[mistake] in bad(said), printed
+        assert MISTAKES[mistake] & bad(said), printed
     else:
         assert said["counts"]["verified_bytes"] > 1e6
         assert said["kills"] > 0
