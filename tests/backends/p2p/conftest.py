@@ -49,7 +49,8 @@ def open_node() -> Iterator[Callable[..., P2PBackend]]:
     opened: list[Any] = []
 
     def open_it(*peers: object, **options: Any) -> Any:
-        chosen = {"peers": ",".join(map(str, peers)), "data": "zmq"} | options
+        # A peer that is alive and has to wait for a core is not taken for one that is not.
+        chosen = {"peers": ",".join(map(str, peers)), "data": "zmq", "answer_timeout_s": 10.0} | options
         opened.append(open_backend("p2p://127.0.0.1:0", chosen))
         return opened[-1]
 

@@ -24,10 +24,12 @@ __all__ = ["LATE_S", "NodeProcess", "loads_all", "names", "wait_for"]
 
 SCRIPT = Path(__file__).parent / "p2p_node.py"
 ANSWER_S = 60.0
-LIMIT_S = 20.0
+LIMIT_S = 40.0
+PATIENT_S = 10.0
+"""For a peer to answer a look-up. One that is alive and has to wait for a core is not taken for one that is not."""
 
-LATE_S = 5.0
-"""How late an answer may be on a busy machine. What has run into another time-out than its own is later."""
+LATE_S = 15.0
+"""How late an answer may be on a busy machine. What has run into another time-out than its own, of a kernel's or of none, is later."""
 
 _lives = itertools.count()
 
@@ -109,7 +111,8 @@ class NodeProcess:
 
     def open(self, target: str = "p2p://127.0.0.1:0", *, slots: int = 64, slot_bytes: int = 1 << 20, **options: Any) -> str:
         """Open a backend by its URL. Returns the address of a node."""
-        self.address = self.ask("open", target=target, options=options, slots=slots, slot_bytes=slot_bytes)["address"]
+        chosen = {"answer_timeout_s": PATIENT_S} | options
+        self.address = self.ask("open", target=target, options=chosen, slots=slots, slot_bytes=slot_bytes)["address"]
         return self.address
 
     def lent(self) -> int:

@@ -90,6 +90,13 @@ class Asker:
         gets = [Get(name, (self.region.buffer(4096 * place, 100),)) for place, name in enumerate(names)]
         return await self.landing.fetch(cast(Link, link or self.link), gets, time.monotonic() + limit_s, self.opened)
 
+    async def in_doubt(self, *names: str) -> InDoubtError:
+        """A load whose time is up as soon as it was sent: the peer knows by then where to write."""
+        await self.landing._tell(cast(Link, self.link), time.monotonic() + LIMIT_S)
+        with pytest.raises(InDoubtError) as caught:
+            await self.fetch(*names, limit_s=0.02)
+        return caught.value
+
     @property
     def targets(self) -> list[Target]:
         return [message for message in self.link.asked if isinstance(message, Target)]
@@ -214,10 +221,10 @@ def test_without_an_answer_by_the_deadline_it_is_in_doubt_until_there_is_one(reg
     async def steps() -> None:
         asker = Asker(region, lambda fetch: None)
         began_s = time.monotonic()
-        with pytest.raises(InDoubtError, match="has not finished a load in time") as caught:
-            await asker.fetch("a", limit_s=0.05)
+        error = await asker.in_doubt("a")
+        assert "has not finished a load in time" in str(error)
         assert time.monotonic() - began_s < LIMIT_S
-        doubt = caught.value.doubt
+        doubt = error.doubt
         assert not doubt.over
         assert asker.doubts.late_bytes == 100
         assert asker.plane.fences == 0
@@ -318,8 +325,7 @@ def test_some_failing_of_a_load_does_not_leave_it_in_doubt(region: Region) -> No
 def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_child_its_life(region: Region) -> None:
     async def steps() -> None:
         asker = Asker(region, lambda fetch: None)
-        with pytest.raises(InDoubtError) as caught:
-            await asker.fetch("a", limit_s=0.02)
+        doubt = (await asker.in_doubt("a")).doubt
         other = Region(4096)
         asker.landing.add_region(other)
         asker.landing.remove_region(other)
@@ -328,7 +334,7 @@ def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_ch
         asker.plane.dies_after_s = 0.2
         asker.landing.remove_region(region)
         assert asker.plane.fences == 1
-        assert caught.value.doubt.over
+        assert doubt.over
         # Nothing else may have been mapped at its address before that.
         assert asker.plane.unmapped == [(other, 1), (region, 2)]
         other.close()
@@ -339,8 +345,7 @@ def test_a_region_that_is_taken_back_while_something_may_land_there_costs_the_ch
 def test_a_region_is_not_free_while_a_child_that_cannot_be_ended_may_write_there(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps() -> None:
         asker = Asker(region, lambda fetch: None)
-        with pytest.raises(InDoubtError):
-            await asker.fetch("a", limit_s=0.02)
+        await asker.in_doubt("a")
         monkeypatch.setattr(asker.plane, "_die", lambda: None)
         monkeypatch.setattr("kvstore_sdk_backends.p2p.landing._GONE_S", 0.1)
         with pytest.raises(TimedOutError, match="keep it"):
@@ -410,11 +415,10 @@ def test_the_child_is_driven_as_long_as_something_may_land(region: Region, monke
 
     async def steps() -> None:
         asker = Asker(region, lambda fetch: None)
-        with pytest.raises(InDoubtError) as caught:
-            await asker.fetch("a", limit_s=0.02)
+        doubt = (await asker.in_doubt("a")).doubt
         seen = asker.plane.expected
         await until(lambda: asker.plane.expected > seen + 3)
-        caught.value.doubt.close()
+        doubt.close()
         await until(lambda: asker.landing._looking is not None and asker.landing._looking.done())
         assert asker.doubts.landings == 0
 

@@ -14,7 +14,7 @@ from p2p_planes import LONG_S, MIB, Pair, is_gone, noise, state_of, stopped, uns
 
 from kvstore_sdk.backend import PutResult, PutStatus
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
+pytestmark = [pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed"), pytest.mark.timeout(300)]
 
 COUNT = 32
 SLOT = 4 * MIB

@@ -10,6 +10,8 @@ import pytest
 from p2p_network import Link, Relay, need
 from p2p_nodes import LATE_S, NodeProcess, loads_all, names, wait_for
 
+pytestmark = pytest.mark.timeout(400)
+
 SIZE = 1 << 20
 WANTED = names("a", 32)
 HITS_RESUME_S = 40.0
@@ -58,7 +60,8 @@ def test_a_link_that_is_cut_in_the_middle_of_a_load_costs_that_load(pair: tuple[
     """At either end, or where nobody notices. When it is back so are the hits, and nothing has grown."""
     need("bandwidth")
     owner, asker = pair
-    link.narrow(200)
+    # A load takes 2.7 s.
+    link.narrow(100)
     cuts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "left": (lambda: link.cut(link.left), lambda: link.mend(link.left)),
         "right": (lambda: link.cut(link.right), lambda: link.mend(link.right)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from p2p_planes import LISTENING, LONG_S, MIB, Pair, cpu_s, is_gone, noise, sockets_of, stopped, until
 
-from kvstore_sdk.backend import BackendError, Deadline, InvalidError, PutStatus, Region, UnavailableError, UnsupportedError
+from kvstore_sdk.backend import BackendError, Deadline, InvalidError, PutResult, PutStatus, Region, UnavailableError, UnsupportedError
 from kvstore_sdk_backends.p2p.plane import LOOPBACK_TLS, Plane
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
@@ -178,8 +178,15 @@ def test_without_shared_memory_allowed_nothing_reaches_a_child_that_stands_still
     """And what its deadline leaves in doubt is over when it goes on."""
     pair.records.view[:] = noise(SIZE, 5)
     pair.slots.view[:] = bytes(SIZE)
+    results: list[PutResult] = []
+
+    def begun() -> bool:
+        results[:] = pair.send(pair.pieces(32, MIB), 1.0)
+        return results[0].status is not PutStatus.TIMED_OUT
+
     with stopped(pair.asker.pid):
-        results = pair.send(pair.pieces(32, MIB), 1.0)
+        # What the owner's child had no time to begin is not in doubt.
+        until(begun, "a transfer begins")
         tickets = [result.ticket for result in results if result.ticket is not None]
         assert {result.status for result in results} == {PutStatus.IN_DOUBT}
         assert pair.owner.settle(tickets, Deadline.after(0.1)) == [False] * 32

@@ -77,6 +77,8 @@ def test_a_data_connection_that_nobody_reads_ends_alone() -> None:
             deaf.takes_data = False
             await deaf.hello()
             await good.hello()
+            # Its data connection stands.
+            assert await deaf.fetch(("a", 100)) == ((FOUND, 100),)
             fetch = deaf.fetch_of(*((name, size) for name in NAMES[:40]), deadline_s=0.5)
             await deaf.send(encode(dataclasses.replace(fetch, number=1001)))
             await until(lambda: s.counts["sending_now"])
@@ -92,7 +94,8 @@ def test_a_data_connection_that_nobody_reads_ends_alone() -> None:
 def test_many_that_say_hello_take_so_many_places_and_an_idle_one_goes_for_the_next() -> None:
     async def test() -> None:
         source = CountingSource({"a": 100})
-        async with serving(source, max_sessions=4, idle_s=0.3) as s:
+        # Nobody is idle while they come.
+        async with serving(source, max_sessions=4, idle_s=3600.0) as s:
             good = s.asker()
             await good.hello()
             await good.look_up("a")
@@ -105,7 +108,7 @@ def test_many_that_say_hello_take_so_many_places_and_an_idle_one_goes_for_the_ne
             assert sum(isinstance(answer, Refused) for answer in answers) == 37
             assert len(s.senders) == 4
             # It holds a lease, so it is not idle; those that came with the crowd are, after a while.
-            await asyncio.sleep(0.5)
+            object.__setattr__(s.server._limits, "idle_s", 0.0)
             late = s.asker()
             await late.hello()
             assert s.counts["sessions_now"] == 4

@@ -222,12 +222,14 @@ def test_a_peer_that_never_had_nixl_keeps_its_session(monkeypatch: pytest.Monkey
 
 def test_a_session_that_has_open_questions_is_not_ended_to_try_nixl_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps() -> None:
-        monkeypatch.setattr(ways_module, "AGAIN_S", 0.01)
         with world("nixl", "zmq") as w:
             await w.peer()
             w.links[0].refuse("path")
-            await until(lambda: len(w.links) == 2)
+            await until(lambda: w.paths == ["nixl", "zmq"])
             monkeypatch.setattr(RefusingLink, "waiting", 1)
+            # Its time is over.
+            monkeypatch.setattr(ways_module, "AGAIN_S", 0.01)
+            w.ways._avoided.clear()
             await rest()
             assert len(w.links) == 2
             monkeypatch.setattr(RefusingLink, "waiting", 0)
