@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,9 +132,13 @@ def test_closing_in_the_middle_of_a_load_leaves_nothing_in_doubt(owner: P2PBacke
         wait_for(lambda: asker._doubts.landings)
         asker.close()
         assert {result.status for result in running.answer(30)} == {GetStatus.CLOSED}
+        # It is the caller's again, from here on.
+        region.view[:] = b"\x5a" * region.size_bytes
     finally:
         os.kill(plane.pid, signal.SIGCONT)
-    region.view[:] = b"\x5a" * region.size_bytes
+    # What the owner was to write it finds nobody for, or writes now.
+    time.sleep(1.0)
+    assert bytes(region.view) == b"\x5a" * region.size_bytes
     owner.close()
     assert bytes(region.view) == b"\x5a" * region.size_bytes
 
