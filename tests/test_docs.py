@@ -31,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def run(*command: str | Path, cwd: Path, path: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path)}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, f"{command} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -65,7 +65,7 @@ VENDORS_PAGE = ROOT / "docs" / "write-a-backend.md"
 def conformance(target: str, *arguments: str, cwd: Path) -> dict[str, Any]:
     """The report of a run, which may end as it likes."""
     command = (sys.executable, "-m", "kvstore_sdk", "conformance", target, "--report", str(cwd / "report.json"), *arguments)
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, Any] = json.loads((cwd / "report.json").read_text())
     return found

@@ -113,7 +113,7 @@ def test_another_process_makes_the_same_bytes(hash_seed: str | None) -> None:
         environment["PYTHONHASHSEED"] = hash_seed
     paths = json.dumps([str(TESTS), *sys.path])
     child = subprocess.run(
-        [sys.executable, "-c", RECOMPUTE, paths], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", RECOMPUTE, paths], env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout) == {

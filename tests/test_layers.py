@@ -17,7 +17,7 @@ LINT_IMPORTS = ("-c", "from importlinter.cli import lint_imports_command as run;
 
 def run(*arguments: str, cwd: Path, path: Sequence[Path]) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=110)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def test_imports_go_downwards_only() -> None:

@@ -23,7 +23,7 @@ PACKAGES = {
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     # Not this environment's variables: PYTHONPATH would make everything importable.
-    done = subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)}, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, f"{command} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -136,7 +136,7 @@ def test_the_installed_demo_stores_and_loads(installed: Path, tmp_path: Path) ->
 
 def test_without_pytest_everything_but_the_suite_works_and_the_suite_says_what_to_install(installed: Path, tmp_path: Path) -> None:
     command = [installed / "bin" / "kvstore", "conformance", "memory:"]
-    done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=250)
     assert done.returncode == 4
     [line] = done.stderr.splitlines()
     assert "pip install pytest hypothesis" in line

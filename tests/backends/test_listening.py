@@ -81,7 +81,7 @@ def test_no_backend_listens_while_it_is_used(tmp_path: Path, s3_server: S3Server
             bucket = s3_server.make_bucket(f"listening-{engine}")
             keys = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
             targets.append((f"s3://{bucket}/kv", {"engine": engine, "endpoint": s3_server.endpoint, "region": REGION, **keys}))
-    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(targets)], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(targets)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told == [[target.partition(":")[0], []] for target, _ in targets] + [["a server", ["tcp"]]]

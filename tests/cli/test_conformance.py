@@ -38,7 +38,7 @@ def conformance(folder: Path, source: str, *arguments: str) -> subprocess.Popen[
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=250)
     finally:
         process.kill()
     return process.returncode, out, err

@@ -21,7 +21,7 @@ PINS = Path(__file__).with_name("redis-pins.txt")
 MOST_LINES = 149
 
 
-def run(*command: str | Path, cwd: Path, path: Path, timeout_s: float = 100.0) -> str:
+def run(*command: str | Path, cwd: Path, path: Path, timeout_s: float = 250.0) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"{command} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}"

@@ -39,7 +39,7 @@ MEMBER = """
 import os, sys
 from kvstore_sdk.host import open_region
 path, size, place = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-region = open_region(path, size, 20)
+region = open_region(path, size, 60)
 region.view[place] = place + 1
 print(os.fstat(region.fd).st_ino, flush=True)
 sys.stdin.read()
@@ -66,7 +66,7 @@ def member(path: Path, size: int = SIZE, place: int = 0) -> Iterator[subprocess.
         yield child
     finally:
         child.kill()
-        child.communicate(timeout=20)
+        child.communicate(timeout=60)
 
 
 def inode_of(child: subprocess.Popen[str]) -> int:
@@ -243,20 +243,20 @@ def test_who_joins_waits_as_long_as_memory_is_being_reserved(
             started.set()
             time.sleep(0.4)
         os.ftruncate(fd, 10 << 20)
-        done.wait(20)
+        done.wait(60)
         os.close(fd)
 
     done = threading.Event()
     maker = threading.Thread(target=reserve)
     maker.start()
     try:
-        assert started.wait(20)
+        assert started.wait(60)
         region = opening(str(path), 10 << 20, 3.0)
         assert region.size_bytes == 10 << 20
         region.close()
     finally:
         done.set()
-        maker.join(20)
+        maker.join(60)
 
 
 def test_the_wait_for_memory_that_comes_very_slowly_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_the_wait_for_memory_that_comes_very_slowly_ends(folder: Path, monkeypat
             join_region(str(path), 1 << 30, 0.3)
     finally:
         stop.set()
-        maker.join(20)
+        maker.join(60)
         os.close(fd)
 
 
@@ -288,7 +288,7 @@ def test_four_processes_that_open_a_region_at_once_share_one(folder: Path) -> No
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(member(path, place=place)) for place in range(4)]
         inodes = {inode_of(child) for child in children}
-        region = open_region(str(path), SIZE, 20)
+        region = open_region(str(path), SIZE, 60)
         assert inodes == {os.fstat(region.fd).st_ino}
         assert bytes(region.view[:4]) == b"\1\2\3\4"
         region.close()
@@ -302,7 +302,7 @@ def test_four_processes_replace_what_a_dead_engine_left_and_share_the_new_one(fo
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(member(path, place=place)) for place in range(4)]
         inodes = {inode_of(child) for child in children}
-        region = join_region(str(path), SIZE, 20)
+        region = join_region(str(path), SIZE, 60)
         assert inodes == {os.fstat(region.fd).st_ino}
         assert before not in inodes
         assert bytes(region.view[:5]) == b"\1\2\3\4\0"
@@ -324,7 +324,7 @@ def test_a_region_that_a_process_uses_is_not_abandoned_until_it_ends(folder: Pat
         assert not is_abandoned(str(path))
         assert sweep_regions(str(folder), "region") == []
         child.send_signal(signal.SIGKILL)
-        child.wait(20)
+        child.wait(60)
     assert is_abandoned(str(path))
     assert sweep_regions(str(folder), "region") == [str(path)]
 
@@ -358,7 +358,7 @@ def test_engines_that_are_killed_again_and_again_fill_nothing(folder: Path) -> N
             inode_of(child)
             in_use.append(sum(path.stat().st_blocks for path in folder.iterdir()))
             os.kill(child.pid, signal.SIGKILL)
-            child.wait(20)
+            child.wait(60)
     assert in_use == in_use[:1] * 5
     assert len(list(folder.iterdir())) == 1
 

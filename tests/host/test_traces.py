@@ -136,7 +136,7 @@ def test_the_policy_of_the_page_is_opened_and_does_what_the_page_says(tmp_path: 
         "for name in ('lru', 'my_policy:open_proven'):\n"
         "    print(traces.hit_rate(open_policy(name, 60), 60, trace))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     lru, proven = map(float, done.stdout.split())
     assert lru < 0.4

@@ -171,7 +171,7 @@ def test_children_come_up_whatever_their_parent_lacks(tmp_path: Path, what: str)
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, "-c", STARTS_AGAIN, str(tmp_path), what],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.stdout == "1 [False]\n", done.stderr
 

@@ -171,5 +171,5 @@ def test_a_process_ends_although_its_transfers_do_not(proxy: FaultProxy, bucket:
     proxy.script(Fault(NeverAnswers()))
     command = [sys.executable, "-c", textwrap.dedent(CHILD), proxy.endpoint, bucket, verb, end]
     # NIXL itself holds on for one minute and more.
-    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (found.returncode, found.stdout) == (0, ""), found.stderr

@@ -244,6 +244,6 @@ print(got[0].status.name, put[0].status.name)
 def test_a_process_that_never_closed_a_store_that_hangs_ends(proxy: FaultProxy, bucket: str) -> None:
     proxy.script(Fault(NeverAnswers()))
     command = [sys.executable, "-c", CHILD, proxy.endpoint, f"{bucket}/kv", ACCESS_KEY_ID, SECRET_ACCESS_KEY]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (found.returncode, found.stdout) == (0, "TIMED_OUT UNKNOWN\n"), found.stderr
     assert SECRET_ACCESS_KEY not in found.stderr

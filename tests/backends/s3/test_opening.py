@@ -44,7 +44,7 @@ sys.exit("it was opened")
 
 
 def run(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250)
     return done.stderr[-2000:] if done.returncode else ""
 
 
