@@ -172,7 +172,7 @@ class View(WatchedBackend):
             return found
         return [self._look(*item) if got.result.status in _LOST_GETS else got for item, got in zip(wanted, found, strict=True)]
 
-    def exists(self, *names: str, timeout_s: float = CALL_S) -> list[bool | Failure]:
+    def exists(self, *names: str, timeout_s: float | None = None) -> list[bool | Failure]:
         self._log(f"{self._label}.exists({', '.join(map(repr, names))})")
         answers: list[bool | Failure] = self._call("exists", names, timeout_s)
         return answers

@@ -36,7 +36,8 @@ STALL_S = 3.0
 """For which a machine may stand still, or be busy with others: what has no deadline of its own is not judged more closely than that."""
 SETTLE_S = 30.0
 SLOW_BYTES_PER_S = 20e6
-"""What even a slow store moves; the deadline of a call grows with its bytes."""
+ITEM_S = 0.05
+"""What even a slow store moves, and takes for an item: the deadline of a call grows with its bytes and its items."""
 
 _LOST_ARENAS: list[Arena] = []
 _SHOWN = 2
@@ -131,7 +132,7 @@ class WatchedBackend:
     ) -> Any:
         """`raw`, without a line in the log."""
         if timeout_s is None:
-            timeout_s = CALL_S + sum(getattr(item, "size_bytes", 0) for item in items) / SLOW_BYTES_PER_S
+            timeout_s = CALL_S + len(items) * ITEM_S + sum(getattr(item, "size_bytes", 0) for item in items) / SLOW_BYTES_PER_S
         deadline = Deadline.after(timeout_s)
         method = getattr(self.backend, op)
         if op == "put":
