@@ -100,6 +100,7 @@ class _Peer:
         self.agent = agent
         self.metadata = metadata
         self.regions = sorted(regions)
+        self.target = plane_names.target_of(metadata, self.regions)
         self.loaded = False
 
     def holds(self, address: int, size_bytes: int) -> bool:
@@ -109,7 +110,7 @@ class _Peer:
 
 
 class NixlPlane:
-    """put: WRITE to `session/address`. exists: admit a peer, or expect what peers write. delete: drop a peer. list: what peers need of
+    """put: WRITE to `session/target/address`. exists: admit a peer, or expect what peers write. delete: drop one. list: what peers need of
     this one."""
 
     capabilities = Capabilities(max_record_bytes=1 << 40, max_batch=256, max_concurrency=64, in_doubt=True)
@@ -195,10 +196,11 @@ class NixlPlane:
         batches: list[tuple[str, list[tuple[int, tuple[int, int, int]]]]] = []
         batch_bytes = 0
         for place, put in enumerate(puts):
-            session, address = plane_names.read_place(put.name)
+            session, target, address = plane_names.read_place(put.name)
             peer = self._peers.get(session)
             [buffer] = put.parts
-            if peer is None or not peer.loaded:
+            if peer is None or not peer.loaded or peer.target != target:
+                # Its addresses are of the memory of another process, where the session has told of another one since.
                 results[place] = PutResult.failed(UnavailableError(f"p2p: write: session {session[:16]} is not admitted"))
             elif not buffer.length or not peer.holds(address, buffer.length):
                 where = f"{buffer.length} bytes at {address:#x}"

@@ -59,11 +59,12 @@ Target = tuple[int, bytes, list[tuple[Region, int, int]]]
 
 @dataclass(slots=True)
 class _Peer:
-    """Somebody who may be written to. `generation`: the child that knows it."""
+    """Somebody who may be written to. `target`: what its places are named by. `generation`: the child that knows it."""
 
     agent: bytes
     regions: tuple[tuple[int, int], ...]
-    generation: int
+    target: str
+    generation: int = 0
     admitting: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -207,7 +208,8 @@ class Plane:
             InvalidError: the metadata or the regions are not what they should be.
             BackendError: it cannot be loaded now.
         """
-        peer = _Peer(agent, plane_names.checked_regions(agent, regions), 0)
+        checked = plane_names.checked_regions(agent, regions)
+        peer = _Peer(agent, checked, plane_names.target_of(agent, checked))
         with self._lock:
             self._peers.pop(session, None)
         with peer.admitting:
@@ -245,7 +247,9 @@ class Plane:
             if not peer.generation or peer.generation != self.child:
                 self._admit(session, peer, deadline)
             generation = peer.generation
-        results = self._backend.put([Put(plane_names.place(session, address), (buffer,)) for buffer, address in pieces], deadline)
+        results = self._backend.put(
+            [Put(plane_names.place(session, peer.target, address), (buffer,)) for buffer, address in pieces], deadline
+        )
         if self.child != generation and generation != self._fenced:
             with self._lock:
                 if self._peers.get(session) is peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 
@@ -21,6 +22,7 @@ __all__ = [
     "read_self",
     "region_key",
     "self_page",
+    "target_of",
 ]
 
 SELF = "self"
@@ -53,14 +55,21 @@ def checked_regions(agent: bytes, regions: Sequence[tuple[int, int]]) -> tuple[t
     return tuple(sorted((base, size) for base, size in regions))
 
 
-def place(session: bytes, address: int) -> str:
-    """An address at a peer."""
-    return f"{session.hex()}/{address:x}"
+def target_of(agent: bytes, regions: Iterable[tuple[int, int]]) -> str:
+    """What tells one target of a session from another; of regions in the order of their addresses."""
+    digest = hashlib.blake2b(agent, digest_size=8)
+    digest.update(repr(list(regions)).encode())
+    return digest.hexdigest()
 
 
-def read_place(name: str) -> tuple[str, int]:
-    session, _, address = name.partition("/")
-    return session, int(address, 16)
+def place(session: bytes, target: str, address: int) -> str:
+    """An address at a peer, and by which of its targets."""
+    return f"{session.hex()}/{target}/{address:x}"
+
+
+def read_place(name: str) -> tuple[str, str, int]:
+    session, target, address = name.split("/")
+    return session, target, int(address, 16)
 
 
 def admission(session: bytes, agent: bytes, regions: Iterable[tuple[int, int]]) -> str:

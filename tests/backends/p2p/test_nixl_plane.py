@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p2p_planes import LONG_S, until
 from p2p_scripted_nixl import ScriptedNixl
 
-from kvstore_sdk.backend import Buffer, ConfigError, Deadline, InvalidError, PutResult, PutStatus, Region, UnavailableError
+from kvstore_sdk.backend import Buffer, ConfigError, Deadline, InvalidError, Put, PutResult, PutStatus, Region, UnavailableError
 from kvstore_sdk_backends.p2p import plane_names
 from kvstore_sdk_backends.p2p.nixl_plane import open_plane
 from kvstore_sdk_backends.p2p.plane import Plane
@@ -167,6 +167,20 @@ def test_sessions_are_bounded(nixl: ScriptedNixl, plane: Plane, monkeypatch: pyt
     admit(plane, b"more")
 
 
+def test_what_was_to_be_written_to_a_target_is_not_written_to_the_one_after_it(nixl: ScriptedNixl, plane: Plane, region: Region) -> None:
+    """Where the child comes to it late. The same addresses are other memory, in another process."""
+    _, first = agent()
+    plane.admit(b"it", first, MEMORY, Deadline.after(LONG_S))
+    admit(plane)
+    late = Put(plane_names.place(b"it", plane_names.target_of(first, MEMORY), HERE), (region.buffer(0, SIZE),))
+    [refused] = plane._backend.put([late], Deadline.after(LONG_S))
+    assert refused.status is PutStatus.FAILED
+    assert "is not admitted" in str(refused.error)
+    [sent] = plane.send(b"it", to(region, HERE), Deadline.after(LONG_S))
+    assert sent.status is PutStatus.STORED
+    assert [line for line in nixl.said if line.startswith("write")] == ["write 10000+1000"]
+
+
 def test_deadlines_that_have_passed_begin_nothing(nixl: ScriptedNixl, plane: Plane, region: Region) -> None:
     admit(plane)
     results = plane.send(b"it", to(region, HERE, THERE), Deadline.after(-1.0))
@@ -210,9 +224,10 @@ def test_outside_a_child_it_is_not_opened() -> None:
 ADDRESSES = st.integers(1, (1 << 64) - 1)
 
 
-@given(st.binary(min_size=1, max_size=64), ADDRESSES)
-def test_places_come_over_as_they_are(session: bytes, address: int) -> None:
-    assert plane_names.read_place(plane_names.place(session, address)) == (session.hex(), address)
+@given(st.binary(min_size=1, max_size=64), st.binary(min_size=1, max_size=64), ADDRESSES)
+def test_places_come_over_as_they_are(session: bytes, agent: bytes, address: int) -> None:
+    target = plane_names.target_of(agent, [(address, 1)])
+    assert plane_names.read_place(plane_names.place(session, target, address)) == (session.hex(), target, address)
 
 
 @given(
