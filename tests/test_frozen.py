@@ -24,5 +24,5 @@ def test_a_frozen_file_is_what_it_was(name: str) -> None:
 
 
 def test_every_golden_file_is_frozen() -> None:
-    """With the first commit that has it. Until then whoever makes a new version deletes its files, to have `make golden` write them anew."""
+    """With the first commit that has it. Until then whoever makes a new version deletes its files, so that `make golden` writes them."""
     assert {path.name for path in GOLDEN.glob("*.*") if path.suffix != ".py"} == set(FROZEN)
