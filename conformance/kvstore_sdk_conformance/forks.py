@@ -27,7 +27,7 @@ FORKED_S = 20.0
 _CALL_S = 5.0
 """Also of a call in a child that has just been forked, on a machine that stands still for a while."""
 
-_WARM_CALLS = 3
+_WARM_CALLS = 4
 
 Tell = Callable[[str, str], None]
 
@@ -42,8 +42,11 @@ class Forks:
     view: View
     place: Place
 
-    def fork(self, busy: bool, missing: str, there: str, size: int, tag: int, new: str) -> dict[str, Any]:
-        """Fork, and let the child use the view. `busy`: while another thread of this process uses it as well."""
+    def fork(self, busy: float | None, missing: str, there: str, size: int, tag: int, new: str) -> dict[str, Any]:
+        """Fork, and let the child use the view.
+
+        `busy`: while another thread of this process uses it as well, when about this share of a call of it is over.
+        """
 
         def use(view: View, tell: Tell) -> None:
             def one(name: str, call: Callable[[], object]) -> None:
@@ -71,7 +74,7 @@ class Forks:
             if isinstance(view.backend, SupportsUsage):
                 one("usage", lambda: "a number" if view.usage(timeout_s=_CALL_S) else "nothing")
 
-        with self._in_use(missing) if busy else contextlib.nullcontext():
+        with contextlib.nullcontext() if busy is None else self._in_use(missing, busy):
             return self._forked(use)
 
     def fork_and_close(self) -> dict[str, Any]:
@@ -109,25 +112,30 @@ class Forks:
         return {"threads": threading.active_count(), "descriptors": len(os.listdir("/proc/self/fd"))}
 
     @contextlib.contextmanager
-    def _in_use(self, name: str) -> Iterator[None]:
-        """A thread asks for a record, again and again. It has done so more than once, and is in the middle of it, when this begins."""
-        stop, warm, under_way = threading.Event(), threading.Event(), threading.Event()
+    def _in_use(self, name: str, share: float) -> Iterator[None]:
+        """A thread asks for a record, again and again. This begins when it is in the middle of a call, as far as others before it tell."""
+        stop, begins, warm = threading.Event(), threading.Event(), threading.Event()
+        took_s = 0.0
 
         def ask() -> None:
-            for number in itertools.count():
+            nonlocal took_s
+            for number in itertools.count(1):
                 if stop.is_set():
                     return
-                if number == _WARM_CALLS:
-                    warm.set()
-                under_way.set()
+                begins.set()
+                began_s = time.monotonic()
                 with contextlib.suppress(ConformanceFailure):
                     self.view.exists(name, timeout_s=_CALL_S)
-                under_way.clear()
+                took_s = time.monotonic() - began_s
+                if number == _WARM_CALLS:
+                    warm.set()
 
         thread = threading.Thread(target=ask, name="kvstore-conformance-busy", daemon=True)
         thread.start()
         warm.wait(2 * _CALL_S)
-        under_way.wait(_CALL_S)
+        begins.clear()
+        begins.wait(_CALL_S)
+        time.sleep(share * took_s)
         try:
             yield
         finally:

@@ -162,6 +162,14 @@ class Held(InDoubt):
         super().__init__(inner)
         self.asks = 0
         self.closing = False
+        self.before: dict[int, tuple[int, bytes]] = {}
+        """By the item of a call that was begun: the asks until then, and what its memory began with."""
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
+        self.closing = self.closing or op == "close"
+        if op in ("put", "get"):
+            self.before |= {id(item): (self.asks, head(first_buffer(item))) for item in items}
+        return super().around(op, items, deadline, proceed)
 
     def settle(self, tickets: Sequence[Any], deadline: Deadline) -> list[bool]:
         over = super().settle(tickets, Deadline.after(0.0))
@@ -169,31 +177,19 @@ class Held(InDoubt):
         return over if all(over) or deadline.expired else super().settle(tickets, deadline)
 
     def before_transfer(self, item: Put | Get, deadline: Deadline) -> None:
-        asks = self.asks
+        asks, _ = self.before[id(item)]
         if deadline.expired:
             wait_until(lambda: self.closing or self.asks > asks, WAIT_S)
-
-    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
-        self.closing = self.closing or op == "close"
-        return super().around(op, items, deadline, proceed)
 
 
 class HeldUntilItsMemoryIsUsed(Held):
     """Goes on when its caller has taken it to be over, and its buffers for free."""
 
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
-        self.heads: dict[str, bytes] = {}
-
-    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Proceed) -> Any:
-        if op in ("put", "get"):
-            self.heads |= {item.name: head(first_buffer(item)) for item in items}
-        return super().around(op, items, deadline, proceed)
-
     def before_transfer(self, item: Put | Get, deadline: Deadline) -> None:
+        _, first = self.before[id(item)]
         super().before_transfer(item, deadline)
         if deadline.expired:
-            wait_until(lambda: self.closing or head(first_buffer(item)) != self.heads[item.name], SPOIL_S)
+            wait_until(lambda: self.closing or head(first_buffer(item)) != first, WAIT_S)
 
 
 class InDoubtMutant(MemoryMutant):
