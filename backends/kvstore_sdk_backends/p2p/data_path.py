@@ -32,9 +32,9 @@ MAX_QUEUED_BYTES = 32 << 20
 
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _LOOK_S = 0.001
-_GRACE_S = 1.0
 _FAREWELL_S = 0.1
 """When a data connection has ended, for what its owner may have said of that on the control connection."""
+_GRACE_S = 1.0
 """How long after its deadline a record may still be on its way, before the connection is ended to have its memory back."""
 _TURN = 8
 """Messages taken from one socket before the loop does something else; records only until they have `_TURN_BYTES`, which takes a millisecond

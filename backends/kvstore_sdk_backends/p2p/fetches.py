@@ -200,8 +200,10 @@ class Fetches:
             return []
 
         def write() -> tuple[dict[int, Borrowed], list[PutResult]]:
-            # It may have waited for a thread.
+            # It may have waited for a thread, and sealing takes a while.
             good = {} if job.over else _sealed(lent)
+            if session.target is not target:
+                return {}, []
             pieces = [(borrowed.buffer, job.address(target, index)) for index, borrowed in good.items()]
             return good, plane.send(session.id, pieces, Deadline(job.deadline.at_s + _LATE_S)) if pieces else []
 

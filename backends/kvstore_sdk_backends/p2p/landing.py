@@ -157,6 +157,9 @@ class Landing:
         shown = tuple((base, size_bytes) for _, base, size_bytes in target[2])
         if not 0 < len(shown) <= MAX_REGIONS:
             raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of 1 to {MAX_REGIONS}")
+        if (told := self._told.get(link)) is not None and told[1] != generation:
+            # What a peer is about to write for the Target before could go to this one by mistake: both are of one session there.
+            raise link.end("the data plane of this node was restarted")
         self._plane.expect(time.monotonic() + _EXPECT_S)
         number = link.number()
         await link.ask(Target(number, target[1], shown), Ready, time.monotonic() + TELL_S)

@@ -291,7 +291,7 @@ class Server:
             self._put(session.identity, Goodbye(code, reason))
         if session.sender is not None:
             session.sender.close()
-        if session.target is not None and self._targets is not None and not self._closed:
+        if session.path == "nixl" and self._targets is not None and not self._closed:
             self._steps.start(self._targets.drop(session))
 
     # Questions.

@@ -107,8 +107,10 @@ class Targets:
             raise UnavailableError("p2p: the session ended meanwhile")
 
     async def drop(self, session: Session) -> None:
-        """Have the data plane forget a peer whose session ended. What is on its way to it ends by itself, or is ended."""
-        await self._workers.run(partial(self._plane.drop, session.id))
+        """Have the data plane forget a peer whose session ended. What is on its way to it ends by itself, or is ended; also what was begun
+        for a Target before the last one, which may still be being read, or was refused."""
+        with suppress(BackendError):
+            await self._workers.run(partial(self._plane.drop, session.id))
         until = Deadline.after(self._limits.fence_after_s)
         while session.fetching and not until.expired:
             await asyncio.sleep(self._limits.fence_after_s / 100)
