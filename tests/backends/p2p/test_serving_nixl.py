@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from p2p_bench import run, until
+from p2p_bench import PATIENCE_S, run, until
 from p2p_fake_plane import FakePlane
 from p2p_serving import Asker, Serving, serving
 from p2p_sources import CountingSource, content
@@ -287,6 +287,47 @@ def test_transfers_that_do_not_end_after_their_session_are_fenced() -> None:
             asker.close()
             await until(lambda: not source.out)
             assert plane.fenced == s.counts["fences"] == 1
+
+    run(test)
+
+
+def test_transfers_of_a_session_whose_last_target_was_refused_are_fenced_too() -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100}), FakePlane()
+        async with serving(source, plane=plane, fence_after_s=0.3) as s:
+            asker = await begin(s)
+            plane.mode = "doubt"
+            await asker.send(encode(dataclasses.replace(fetch(("a", 100, 0, 0)), number=1001)))
+            await until(s.server._fetches.unfinished)
+            plane.up = False
+            assert await asker.refused(target()) == "busy"
+            asker.close()
+            await until(lambda: not source.out)
+            assert plane.fenced == s.counts["fences"] == 1
+
+    run(test)
+
+
+def test_what_took_its_time_to_be_sealed_is_not_written_once_there_is_another_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        source, plane = CountingSource({"a": 100, "b": 200}), FakePlane()
+        sealing, going_on = threading.Event(), threading.Event()
+
+        def seal(lent: Any) -> Any:
+            sealing.set()
+            going_on.wait(PATIENCE_S)
+            return dict(lent)
+
+        async with serving(source, plane=plane) as s:
+            asker = await begin(s)
+            monkeypatch.setattr("kvstore_sdk_backends.p2p.fetches._sealed", seal)
+            asking = asyncio.ensure_future(ask(asker, ("a", 100, 0, 0)))
+            await until(sealing.is_set)
+            await asker.ask(dataclasses.replace(target(), regions=((5 * BASE, 1000),)), Ready)
+            going_on.set()
+            assert await asking == ((FAILED, 0),)
+            assert plane.sent == []
+            await until(lambda: not source.out)
 
     run(test)
 
