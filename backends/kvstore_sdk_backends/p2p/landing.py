@@ -42,8 +42,8 @@ class Landing:
         self._target: tuple[int, int, PlaneTarget] | None = None
         self._registered: set[int] = set()
         """Ids of regions."""
-        self._told: dict[Link, tuple[int, int, int]] = {}
-        """Changes and generation of what each was told last, and the number of that Target."""
+        self._told: dict[Link, tuple[PlaneTarget, int]] = {}
+        """What each was told last, and the number of that Target."""
         self._telling: dict[Link, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -140,8 +140,9 @@ class Landing:
         while True:
             if (telling := self._telling.get(link)) is None or telling.done():
                 told = self._told.get(link)
-                if (known := self._known()) is not None and told is not None and told[:2] == known[:2]:
-                    return told[2], known[2]
+                # The very same: another one of the same generation may have other regions by the same indexes.
+                if (known := self._known()) is not None and told is not None and told[0] is known[2]:
+                    return told[1], known[2]
                 if telling is None:
                     link.on_end(lambda: self._forget(link))
                 telling = self._telling[link] = asyncio.ensure_future(self._tell_once(link))
@@ -153,17 +154,17 @@ class Landing:
             telling.result()
 
     async def _tell_once(self, link: Link) -> None:
-        changes, generation, target = await self._current()
+        _, generation, target = await self._current()
         shown = tuple((base, size_bytes) for _, base, size_bytes in target[2])
         if not 0 < len(shown) <= MAX_REGIONS:
             raise UnavailableError(f"p2p: {len(shown)} regions are registered, a peer can be told of 1 to {MAX_REGIONS}")
-        if (told := self._told.get(link)) is not None and told[1] != generation:
+        if (told := self._told.get(link)) is not None and told[0][0] != generation:
             # What a peer is about to write for the Target before could go to this one by mistake: both are of one session there.
             raise link.end("the data plane of this node was restarted")
         self._plane.expect(time.monotonic() + _EXPECT_S)
         number = link.number()
         await link.ask(Target(number, target[1], shown), Ready, time.monotonic() + TELL_S)
-        self._told[link] = (changes, generation, number)
+        self._told[link] = (target, number)
 
     def _forget(self, link: Link) -> None:
         self._telling.pop(link, None)

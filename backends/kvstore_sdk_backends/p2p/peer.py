@@ -147,9 +147,9 @@ class Peer:
         """
         self.used_s = time.monotonic()
         self.start()
-        if self.state is State.IDLE:
-            self._hurry.set()
         while (link := self.link) is None:
+            if self.state is State.IDLE:
+                self._hurry.set()
             if (alias := self.alias) is not None:
                 return await alias.ready(until_s)
             left_s = until_s - time.monotonic()

@@ -111,8 +111,8 @@ class NodeProcess:
 
     def open(self, target: str = "p2p://127.0.0.1:0", *, slots: int = 64, slot_bytes: int = 1 << 20, **options: Any) -> str:
         """Open a backend by its URL. Returns the address of a node."""
-        chosen = {"answer_timeout_s": PATIENT_S} | options
-        self.address = self.ask("open", target=target, options=chosen, slots=slots, slot_bytes=slot_bytes)["address"]
+        patient = {"answer_timeout_s": PATIENT_S} if target.startswith("p2p:") else {}
+        self.address = self.ask("open", target=target, options=patient | options, slots=slots, slot_bytes=slot_bytes)["address"]
         return self.address
 
     def lent(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -180,6 +181,39 @@ def test_it_is_told_anew_when_that_has_changed(region: Region) -> None:
         asker.landing.remove_region(other)
         await asker.fetch("a")
         assert len(asker.targets) == 3
+        other.close()
+
+    run(steps())
+
+
+def test_places_are_named_by_the_target_that_was_told_and_by_no_other(region: Region) -> None:
+    """INT-07: two sessions begin, and a region goes between what the child says to one and to the other."""
+
+    async def steps() -> None:
+        asker, other = Asker(region, found), Region(4096)
+        asking = threading.Barrier(2)
+        answers = [
+            (1, b"agent", [(other, BASE, 4096), (region, 2 * BASE, region.size_bytes)]),
+            (1, b"agent", [(region, 2 * BASE, region.size_bytes)]),
+        ]
+
+        def target() -> Any:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if not asking.broken:
+                with suppress(threading.BrokenBarrierError):
+                    asking.wait(0.5)
+                asking.abort()
+            return answer
+
+        asker.plane.target = target  # type: ignore[method-assign]
+        links = [asker.link, FakeLink(lambda question: Ready(question.number) if isinstance(question, Target) else found(question))]
+        await asyncio.gather(*(asker.fetch("a", link=link) for link in links), return_exceptions=True)
+        for link in links:
+            await asker.fetch("a", link=link)
+            told = {question.number: question.regions for question in link.asked if isinstance(question, Target)}
+            for question in link.asked:
+                if isinstance(question, Fetch):
+                    assert told[question.target][question.items[0][2]] == (2 * BASE, region.size_bytes)
         other.close()
 
     run(steps())
