@@ -159,6 +159,7 @@ def test_slots_that_are_in_doubt_for_ever_are_few_and_shown(operation: str, new_
     assert stand.host.stats().background_bytes == held * stand.record_bytes
     # More than the tier's share is not tried; hits need no tier.
     assert stand.put(keys(20, 5000)) is not None
+    stand.settle()
     assert stand.hits(keys(16, 5000)) == 16
     stand.settle()
     assert not stand.store.close()

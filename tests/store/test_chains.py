@@ -43,6 +43,7 @@ def test_a_tail_that_a_tier_brings_back_still_knows_its_head(new_stand: NewStand
     # The head alone, then the tail alone; others in between.
     assert stand.hits(chain[:3]) == 3
     stand.put(keys(4, 100))
+    stand.settle()
     assert stand.hits(chain[3:]) == 3
     stand.settle()
     for number in range(8):

@@ -114,7 +114,9 @@ def test_others_do_not_wait_for_what_a_request_waits_for(new_stand: NewStand, pe
 def test_what_another_tier_has_is_not_waited_for(new_stand: NewStand, shelf: str) -> None:
     peer = Waiting(open_memory(""))
     stand = new_stand({"peers": peer, "files": open_memory(shelf)}, lookup_timeout_s=10 * LIMIT_S)
-    new_stand(open_memory(shelf)).put(keys(2))
+    writer = new_stand(open_memory(shelf))
+    writer.put(keys(2))
+    writer.settle()
     request = hinted(stand, 10 * LIMIT_S)
     assert stand.ask(keys(2), request) == [HIT] * 2
     assert [stand.store.source(request, one) for one in keys(2)] == ["files", "files"]

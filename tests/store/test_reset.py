@@ -174,6 +174,7 @@ def test_everything_in_flight_at_once_ends_and_serves_nothing(new_stand: NewStan
     stand.wait(stand.is_at_rest, "every slot")
     assert stand.hits(everything) == 0
     assert stand.put(keys(48, 200)) is not None
+    stand.settle()
     assert stand.hits(keys(36, 200)) == 36
     for name in names:
         stand.store.end_request(name)

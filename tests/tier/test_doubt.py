@@ -38,7 +38,7 @@ def test_slots_in_doubt_are_out_of_use_until_they_are_settled(operation: str, ne
     assert result.failed == tuple(some)
     assert engine.total("loads" if operation == "get" else "stores", "timeout") == 8
     assert engine.tier.metrics.gauge_value("quarantined_bytes") == 8 * SLOT_BYTES
-    assert engine.free_slots() == 8
+    engine.wait(lambda: engine.free_slots() == 8)
     # The rest of the slots goes on working, and nothing comes near the others.
     assert engine.store(keys(20, start=40)).success
     assert engine.load(keys(20, start=40)).success
@@ -126,7 +126,7 @@ def test_a_settle_that_goes_wrong_frees_nothing_and_is_asked_again(action: Any, 
     backend.arm(Fault("get", InDoubt(0.01), times=1), settle)
     engine.load([key(0)])
     engine.wait(lambda: backend.fired(settle) >= 2)
-    assert engine.free_slots() == 63
+    engine.wait(lambda: engine.free_slots() == 63)
     engine.wait(lambda: in_rest(engine))
 
 

@@ -244,7 +244,7 @@ def test_a_copy_that_raises_loses_no_slot_in_doubt(new_engine: NewEngine) -> Non
     engine.memory.on_copy = copy
     assert engine.load(keys(4)).failed == tuple(keys(4))
     engine.memory.on_copy = lambda way, row: None
-    assert engine.free_slots() == 7
+    engine.wait(lambda: engine.free_slots() == 7)
     assert engine.store(keys(20, start=10)).success
     backend.heal()
     engine.wait(lambda: in_rest(engine))
