@@ -211,16 +211,17 @@ class Server:
             case Goodbye():
                 self._end(session, "")
             case _:
-                self._bad(session.identity, session, MessageError(f"p2p: {type(message).__name__} is no message of an asker"))
+                error = MessageError(f"p2p: {type(message).__name__} is no message of an asker")
+                self._bad(session.identity, session, error, getattr(message, "number", 0))
 
-    def _bad(self, identity: bytes, session: Session | None, error: MessageError) -> None:
+    def _bad(self, identity: bytes, session: Session | None, error: MessageError, number: int = 0) -> None:
         if session is None:
             # Whoever it is has not said Hello, and is not worth an answer. The guard ends connections that stay without a session: not this
             # one at once, whose descriptor may be another's by now.
             self._notices.say(logger.warning, "no session", "%s: dropped what is no message: %s", self._label, error)
             return
         session.bad_frames += 1
-        self._refuse(identity, 0, "invalid", str(error))
+        self._refuse(identity, number, "invalid", str(error))
         if session.bad_frames >= self._limits.bad_frames:
             self._end(session, f"it sent {session.bad_frames} frames that are no message", "invalid")
 

@@ -241,10 +241,11 @@ def test_frames_that_are_no_message_are_refused_and_too_many_end_the_session() -
             await asker.hello()
             await good.hello()
             await asker.look_up("a")
-            wrong = [(b"",), (os.urandom(100),), (encode(Found(1, (1,))),), (encode(Goodbye("closing", "")), b"more")]
-            for frames in wrong:
+            # The number of what is no question of an asker is that of the refusal, as far as it could be read.
+            wrong = [((b"",), 0), ((os.urandom(100),), 0), ((encode(Found(71, (1,))),), 71), ((encode(Goodbye("closing", "")), b"more"), 0)]
+            for frames, number in wrong:
                 await asker.send(*frames)
-                refused = await asker.answer(0, Refused)
+                refused = await asker.answer(number, Refused)
                 assert refused.code == "invalid"
                 assert "\n" not in refused.text
             await until(lambda: s.counts["sessions_now"] == 1)
