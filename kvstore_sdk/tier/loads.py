@@ -126,7 +126,8 @@ class Loads:
         self, batch: Batch, item: Item, key: ChunkKey, get: Get, answer: GetResult, deadline: Deadline, slot: int, doubts: list[Doubt]
     ) -> Asking[None]:
         """Verify what came, and hand it to the engine, or find it bad after a second look."""
-        if self._flaw(item, key, get, answer) is None:
+        first = self._flaw(item, key, get, answer)
+        if first is None:
             self._deliver(batch, item, key, get)
             return
         seconds: list[GetResult] = yield self._calls.get([get], deadline)
@@ -134,16 +135,19 @@ class Loads:
         if again.status is GetStatus.IN_DOUBT:
             doubts.append(Doubt(again.ticket, slot, item))
             self._fail(batch, item, "failed")
-        elif not _is_there(again):
-            missing = again.status is GetStatus.MISSING
+        elif again.status is GetStatus.MISSING:
+            # Somebody else has removed it, or whoever had it is not asked any more.
             self._records.let_go(item)
-            self._fail(batch, item, "missing" if missing else "failed", gone=missing)
+            yield from self._condemn(batch, item, key, first.flaw, deadline, gone=True)
+        elif not _is_there(again):
+            self._records.let_go(item)
+            self._fail(batch, item, "failed")
         elif (second := self._flaw(item, key, get, again)) is None:
             self._metrics.count("unstable_reads")
             self._deliver(batch, item, key, get)
         else:
             self._records.let_go(item)
-            yield from self._condemn(batch, item, key, second.flaw, deadline)
+            yield from self._condemn(batch, item, key, second.flaw, deadline, gone=False)
 
     def _flaw(self, item: Item, key: ChunkKey, get: Get, answer: GetResult) -> _Bad | None:
         if answer.status is GetStatus.WRONG_SIZE:
@@ -170,14 +174,14 @@ class Loads:
         self._records.let_go(item)
         self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
 
-    def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline) -> Asking[None]:
+    def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline, *, gone: bool) -> Asking[None]:
         if flaw is None:
             # Not a record at all, and said so by the store: nothing to suspect, and not ours to remove.
-            self._fail(batch, item, "failed", bad=True, gone=True)
+            self._fail(batch, item, "missing" if gone else "failed", bad=not gone, gone=True)
             return
         self._metrics.count("corrupt", flaw.value)
         logger.warning("%s: record %s is corrupt (%s): it is a miss until it is stored again", self._name, key.name, flaw.value)
-        removed = False
+        removed = gone
         # A length is the store's own word, so a wrong one says nothing about this host's memory.
         if flaw is not Flaw.LENGTH and self._trust.verified(False):
             if self._breakers.hold(self._metrics, _SUSPECT_MEMORY_S):
@@ -186,7 +190,7 @@ class Loads:
                     self._name,
                     _SUSPECT_MEMORY_S,
                 )
-        elif self._trust.may_remove():
+        elif not gone and self._trust.may_remove():
             until = Deadline(min(deadline.at_s, time.monotonic() + _REMOVE_FOR_S))
             answers: list[DeleteStatus | Failure] = yield self._calls.delete([key.name], until)
             removed = not isinstance(answers[0], Failure)

@@ -38,7 +38,10 @@ COUNTERS: Mapping[str, MetricSpec] = {
         ("result",),
     ),
     "store_bytes": MetricSpec("Payload bytes stored."),
-    "corrupt": MetricSpec("Records that failed verification twice, by flaw (header, key, namespace, layout, length, payload).", ("flaw",)),
+    "corrupt": MetricSpec(
+        "Records that failed verification twice, or were gone the second time, by flaw (header, key, namespace, layout, length, payload).",
+        ("flaw",),
+    ),
     "unstable_reads": MetricSpec("Records that failed verification once and passed when they were read again."),
     "repairs": MetricSpec("Bad records replaced by good ones."),
     "removals": MetricSpec("Bad records removed from the backend."),

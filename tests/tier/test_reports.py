@@ -27,6 +27,7 @@ class TwoPlaces(BackendWrapper):
     Attributes:
         told: Each name that was reported, in order.
         refuses: Whether it raises when it is told.
+        lone: What nobody has any more once it was reported.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class TwoPlaces(BackendWrapper):
         self.refuses = False
         self.spoilt: list[set[str]] = [set(), set()]
         self.wrong_size: set[str] = set()
+        self.lone: set[str] = set()
 
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         results = super().get(gets, deadline)
@@ -48,6 +50,7 @@ class TwoPlaces(BackendWrapper):
 
     def report_corrupt(self, names: Sequence[str]) -> None:
         self.told += names
+        self.inner.delete([name for name in names if name in self.lone], Deadline.after(1.0))
         if self.refuses:
             raise SystemExit("it does not want to know")
 
@@ -79,6 +82,24 @@ def test_what_comes_corrupt_from_both_is_told_twice_and_is_a_miss(new_engine: Ne
     assert engine.memory.spared(11)
     assert backend.told == [name(1)] * 2
     assert engine.total("corrupt", "payload") == 1
+
+
+def test_what_comes_corrupt_and_is_nowhere_else_counts_as_corrupt(new_engine: NewEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """A miss, but not one that nobody hears of; and nothing is there that would have to be replaced."""
+    backend = TwoPlaces()
+    engine, name = engine_over(backend, new_engine)
+    backend.spoilt[0] = backend.lone = {name(1)}
+    assert engine.load(keys(4), rows=range(10, 14)).failed == (key(1),)
+    assert engine.memory.spared(11)
+    assert backend.told == [name(1)]
+    assert engine.total("corrupt", "payload") == engine.total("loads", "corrupt") == 1
+    assert engine.total("loads", "missing") == engine.total("removals") == 0
+    assert f"record {name(1)} is corrupt (payload)" in caplog.text
+    assert not engine.finds(key(1))
+    backend.spoilt[0] = set()
+    assert engine.store([key(1)]).success
+    assert engine.load([key(1)]).success
+    assert engine.total("stores", "replaced") == 0
 
 
 def test_of_what_is_whole_or_of_another_length_nothing_is_told(new_engine: NewEngine) -> None:

@@ -234,10 +234,11 @@ class P2PBackend:
                 logger.warning("p2p: a request names a peer that cannot be asked: %s", cause)
 
     def report_corrupt(self, names: Sequence[str]) -> None:
-        """What is on the own shelf leaves it. Whoever gave the others is asked after all other peers for a while, for them and for anything
-        else."""
+        """Whoever gave them is asked after all other peers for a while, for them and for anything else. What is on the own shelf stays
+        there until it is replaced: as likely as the record it is this process's memory that is bad, and others may read it well."""
         if self._refused("report_corrupt") is None:
-            self._loop.call_soon(self._lookups.suspect, [name for name in names if self._shelf is None or not self._shelf.drop(name)])
+            own = self._shelf.exists(names) if self._shelf is not None else [False] * len(names)
+            self._loop.call_soon(self._lookups.suspect, [name for name, here in zip(names, own, strict=True) if not here])
 
     def close(self) -> None:
         self._closed = True

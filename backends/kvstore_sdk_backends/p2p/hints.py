@@ -78,12 +78,6 @@ class Hints:
                     self._hints[name] = (asked, until_s)
         return found
 
-    def forget(self, names: Sequence[str]) -> None:
-        """No request says any more who has these."""
-        with self._lock:
-            for name in names:
-                self._hints.pop(name, None)
-
     def clear(self) -> None:
         with self._lock:
             self._hints.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import time
 from collections.abc import Callable
@@ -130,8 +131,9 @@ class Link:
         self._on_end: list[Callable[[], object]] = []
         self._ended = asyncio.Event()
         self._refusal = ""
-        socket: zmq.Socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
+        socket: zmq.Socket | None = None
         try:
+            socket = context.socket(zmq.DEALER, socket_class=zmq.Socket)
             security.secure_client(socket, "control", address)
             self._monitor = Monitor(socket, _EVENTS, self._note, lambda: _UNREAD_BYTES)
             try:
@@ -141,10 +143,11 @@ class Link:
                 self._monitor.close()
                 raise
         except BaseException as cause:
-            socket.close(0)
+            if socket is not None:
+                socket.close(0)
             if not isinstance(cause, zmq.ZMQError):
                 raise
-            raise UnavailableError(f"p2p peer {address}: cannot be connected to: {cause.strerror}") from None
+            raise UnavailableError(f"p2p peer {address}: cannot be connected to: {_why(cause)}") from None
 
     def __repr__(self) -> str:
         return f"Link({self.address}, {self.cause or 'open'})"
@@ -181,7 +184,7 @@ class Link:
                 data = Address(address.host, welcome.data_port)
                 link.receiver = Receiver(context, security, data, greeting.node, link._lose)
         except zmq.ZMQError as cause:
-            raise link.end(f"its data port cannot be connected to: {cause.strerror}") from None
+            raise link.end(f"its data port cannot be connected to: {_why(cause)}") from None
         except BaseException as error:
             link.end(str(error) or type(error).__name__)
             raise
@@ -371,6 +374,12 @@ class Link:
         # It may have said why on the other connection.
         self._line.take()
         self.end(cause)
+
+
+def _why(cause: zmq.ZMQError) -> str:
+    """Why there is no socket, or no connection."""
+    spent = cause.errno in (errno.EMFILE, errno.ENFILE)
+    return f"{cause.strerror}; raise ulimit -n" if spent else cause.strerror
 
 
 def _count(message: Welcome | Ready | Found | Result) -> int:

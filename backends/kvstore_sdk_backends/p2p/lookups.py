@@ -34,6 +34,7 @@ class Hunt:
     Attributes:
         missing: Those that were not found yet, in order.
         avoid: Peers that are not asked.
+        put_off: What hints say that name a peer which is suspect, for after all others.
         answered: How many peers have answered.
         error: The first that a listed peer caused.
     """
@@ -41,6 +42,7 @@ class Hunt:
     def __init__(self, names: Sequence[str], avoid: Collection[Peer] = ()) -> None:
         self.avoid = avoid
         self.missing: dict[str, None] = dict.fromkeys(names)
+        self.put_off: dict[Hinted, Sequence[str]] = {}
         self.answered = 0
         self.error: BackendError | None = None
 
@@ -89,16 +91,15 @@ class Lookups:
         hunt = Hunt(names, avoid)
         if hinted is None:
             hinted = self._hints.take(names, wait=False)
-        if hinted:
-            asks = [self._ask_named(hint, group, hunt, until_s) for hint, group in hinted.items()]
-            await asyncio.wait({self._keep(ask) for ask in asks}, timeout=max(0.0, until_s - time.monotonic()))
+        await self._ask_hinted(hinted, hunt, until_s, suspect=False)
         if hunt.missing and not self._peers.alone:
             await self._ask_all(hunt, until_s)
+        if hunt.missing:
+            await self._ask_hinted(hunt.put_off, hunt, until_s, suspect=True)
         return hunt
 
     def suspect(self, names: Sequence[str]) -> None:
-        """These records came, and are corrupt: forget where they were, and who was named for them, and ask others first."""
-        self._hints.forget(names)
+        """These records came, and are corrupt: forget where they were, and ask others first, also where a request named who gave them."""
         for name in names:
             if (peer := self._places.forget(name)) is not None:
                 self.counts["corrupt"] += 1
@@ -114,6 +115,11 @@ class Lookups:
         self._asking.add(ask)
         ask.add_done_callback(self._asking.discard)
         return ask
+
+    async def _ask_hinted(self, hinted: Mapping[Hinted, Sequence[str]], hunt: Hunt, until_s: float, *, suspect: bool) -> None:
+        if hinted:
+            asks = [self._ask_named(hint, group, hunt, until_s, suspect) for hint, group in hinted.items()]
+            await asyncio.wait({self._keep(ask) for ask in asks}, timeout=max(0.0, until_s - time.monotonic()))
 
     async def _ask_all(self, hunt: Hunt, until_s: float) -> None:
         live = await self._peers.live(min(until_s, time.monotonic() + self._answer_timeout_s))
@@ -136,11 +142,14 @@ class Lookups:
                 hunt.fail(TimedOutError("no peer has answered by the deadline"))
                 return
 
-    def _ask_named(self, hint: Hinted, names: Sequence[str], hunt: Hunt, until_s: float) -> asyncio.Task[None]:
+    def _ask_named(self, hint: Hinted, names: Sequence[str], hunt: Hunt, until_s: float, suspect: bool) -> asyncio.Task[None]:
         async def ask() -> None:
             soon_s = min(until_s, time.monotonic() + self._answer_timeout_s)
             peers = await self._peers.named(hint.address, soon_s)
             peers = [peer for peer in peers[: self._fan_out] if peer not in hunt.avoid]
+            if not suspect and any(peer in self._suspects for peer in peers):
+                hunt.put_off[hint] = names
+            peers = [peer for peer in peers if (peer in self._suspects) is suspect]
             asks = {self._keep(asyncio.ensure_future(self._ask(peer, names, hunt, until_s, hint))) for peer in peers}
             while asks and any(name in hunt.missing for name in names):
                 _, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)

@@ -162,14 +162,6 @@ class Shelf:
             self._leave(record)
         return GetResult(GetStatus.FOUND)
 
-    def drop(self, name: str) -> bool:
-        """Have it no more; who reads it just now reads it to the end. Returns whether it was there."""
-        with self._lock:
-            known = name in self._records
-            if known:
-                self._unname(name)
-            return known
-
     def sizes(self, names: Sequence[str]) -> list[int]:
         """Bytes of each record, 0 for what is not there."""
         with self._lock:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -250,6 +250,24 @@ def test_sessions_that_end_leave_no_descriptor() -> None:
             with suppress(UnavailableError):
                 (await meet(context, peer)).end("over")
         await until(lambda: open_now() <= before)
+
+    with scripted_peer(lambda message: None) as peer:
+        run(steps)
+
+
+# pyzmq says of a socket that it could not make that nobody has closed it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:Unclosed socket:ResourceWarning")
+@pytest.mark.parametrize("sockets", [0, 1, 2, 3])
+def test_where_there_are_no_sockets_the_error_says_what_to_raise(sockets: int) -> None:
+    """A session over ZMQ takes more than these: the last of them, the data connection, when the peer has said Welcome."""
+
+    async def steps(context: zmq.asyncio.Context) -> None:
+        context.set(zmq.MAX_SOCKETS, 1 + sockets)
+        with closing(context.socket(zmq.PAIR, socket_class=zmq.Socket)):
+            with pytest.raises(UnavailableError, match=r"cannot be connected to: Too many open files; raise ulimit -n") as error:
+                await meet(context, peer)
+            assert type(error.value) is UnavailableError
+            assert str(peer.address) in str(error.value)
 
     with scripted_peer(lambda message: None) as peer:
         run(steps)

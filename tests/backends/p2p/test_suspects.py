@@ -14,14 +14,15 @@ from p2p_group import Group, missing, run
 from p2p_pairs import keep, soon, wait_for
 from p2p_scripted import having
 
-from kvstore_sdk.backend import Buffer, Get, GetStatus, Hint, Put, PutStatus, Region, SupportsReports
+from kvstore_sdk.backend import Buffer, Get, GetStatus, Hint, Mode, Put, PutStatus, Region, SupportsReports
+from kvstore_sdk.testing import Fault, FaultyBackend, WrongBytes
 from kvstore_sdk.tier import Lookup as TierLookup
 from kvstore_sdk_backends.p2p import suspects as suspects_module
 from kvstore_sdk_backends.p2p.backend import P2PBackend
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tier"))
 
-from tier_bench import PATIENT, Engine, Shop, keys
+from tier_bench import PATIENT, Engine, Shop, key, keys
 
 SIZE = 4096
 
@@ -134,6 +135,46 @@ def test_what_a_named_one_gave_and_is_corrupt_is_asked_of_the_listed() -> None:
     run(steps())
 
 
+def test_what_nobody_else_has_is_asked_again_of_the_one_that_was_named() -> None:
+    async def steps() -> None:
+        group = Group(having(a=1, b=1), named=1)
+        group.hints.note(["v1/a", "v1/b"], Hint("127.0.0.1:1"))
+        for name in ("a", "a", "b"):
+            assert missing(await group.find(name, wait=True)) == []
+            assert group.place(name) == 1
+            group.lookups.suspect([f"v1/{name}"])
+        assert group.lookups.counts["corrupt"] == 3
+        assert missing(await group.find("b", avoid=group.peers.all())) == ["b"]
+
+    run(steps())
+
+
+def test_a_named_one_that_is_suspect_comes_after_the_listed() -> None:
+    async def steps() -> None:
+        group = Group(having(b=1), having(a=1, b=1), named=1)
+        group.hints.note(["v1/a", "v1/b"], Hint("127.0.0.1:2", wait_s=20.0))
+        assert missing(await group.find("a")) == []
+        group.lookups.suspect(["v1/a"])
+        assert missing(await group.find("a", "b")) == []
+        assert (group.place("a"), group.place("b")) == (2, 1)
+        assert (group.asked(1), group.asked(2)) == ([("a", "b")], [("a",), ("a",)])
+
+    run(steps())
+
+
+def test_what_a_named_one_gave_and_is_corrupt_is_read_a_second_time(
+    open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region
+) -> None:
+    """Also where no peers are listed, as where a request names who computed its prompt."""
+    keep(owner, a=b"g" * SIZE)
+    node = open_node()
+    node.hint(["v1/a"], Hint(str(owner.address)))
+    for number in (1, 2, 3):
+        assert load(node, region, "a") == b"g" * SIZE
+        node.report_corrupt(["v1/a"])
+        wait_for(lambda number=number: node.counters()["asked_corrupt"] == number)
+
+
 def test_a_report_of_what_was_never_loaded_says_nothing_of_anybody() -> None:
     async def steps() -> None:
         group = Group(having(a=1))
@@ -143,20 +184,42 @@ def test_a_report_of_what_was_never_loaded_says_nothing_of_anybody() -> None:
     run(steps())
 
 
-def test_what_is_corrupt_on_the_own_shelf_leaves_it(open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region) -> None:
-    keep(owner, a=b"g" * SIZE)
+def test_what_is_corrupt_on_the_own_shelf_stays_until_it_is_replaced(
+    open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region
+) -> None:
+    keep(owner, a=b"g" * SIZE, b=b"g" * SIZE)
     node = open_node(owner.address, serve_bytes=1 << 20)
     keep(node, a=b"\0" * SIZE)
-    assert load(node, region, "a") == b"\0" * SIZE
-    [loan] = node._shelf.lend(["v1/a"]) if node._shelf is not None else []
-    node.report_corrupt(["v1/a"])
-    assert loan is not None
-    assert bytes(loan.buffer.view) == b"\0" * SIZE
-    wait_for(lambda: load(node, region, "a") == b"g" * SIZE)
-    assert node.counters()["asked_corrupt"] == 0
-    assert node._shelf is not None
-    node._shelf.give_back([loan])
-    assert [result.status for result in node.put([Put("v1/a", (Buffer(region, 0, SIZE),))], soon())] == [PutStatus.STORED]
+    assert load(node, region, "b") == b"g" * SIZE
+    for _ in range(2):
+        assert load(node, region, "a") == b"\0" * SIZE
+        node.report_corrupt(["v1/a"])
+    node.report_corrupt(["v1/b"])
+    wait_for(lambda: node.counters()["asked_corrupt"] == 1)
+    region.view[:SIZE] = b"n" * SIZE
+    assert [result.status for result in node.put([Put("v1/a", (Buffer(region, 0, SIZE),), Mode.REPLACE)], soon())] == [PutStatus.STORED]
+    assert load(node, region, "a") == b"n" * SIZE
+
+
+def test_a_host_that_reads_nothing_right_keeps_what_is_on_its_own_shelf(open_node: Callable[..., P2PBackend]) -> None:
+    """As it leaves a shared folder alone: others may read it well."""
+    node = open_node(serve_bytes=1 << 20)
+    backend = FaultyBackend(node)
+    assert isinstance(backend, SupportsReports)
+    engine = Engine(backend, retries=0, **PATIENT)
+    try:
+        assert engine.store(keys(12)).success
+        # One that is bad is a miss until it is stored again.
+        backend.arm(Fault("get", WrongBytes(offset=4200), times=2))
+        assert not engine.load([key(0)]).success
+        assert engine.store([key(0)]).success
+        assert engine.total("stores", "replaced") == 1
+        assert engine.load([key(0)]).success
+        backend.arm(Fault("get", WrongBytes(offset=4200)))
+        assert engine.load(keys(12)).failed == tuple(keys(12))
+        assert all(Shop(node).has(key(number)) for number in range(12))
+    finally:
+        engine.close()
 
 
 def test_a_node_that_is_closed_hears_nothing_any_more(open_node: Callable[..., P2PBackend]) -> None:
