@@ -2,8 +2,8 @@
 
 Both WRITE batches of records from one process into the memory of another one on the same machine, with the same settings of UCX: within
 the machine (CMA) and over TCP. "In flight" is how many records a batch has. Ours are driven from this process and done by two children,
-the others are two children of this process: one agent at each end, which looks every 0.2 ms whether something has come, or is over. While
-one side runs the other one idles. Each batch takes the next place in memory.
+the others are two children of this process: one agent at each end. All look every 20 us whether something has come, or is over. While one
+side runs the other one idles. Each batch takes the next place in memory.
 
 Integrity: what has landed is hashed as a tier does (XXH3-128), in two lanes where there are two records, so that one hashes what has come
 while the other one moves: so does a tier with `io_threads` = 2. Those are the cells that are judged; `plain` ones hash nothing. Rates are
