@@ -22,7 +22,9 @@ class LateWork:
         self._releases = 0
         self._stopped = False
         self._hanging = 0
+        # Those that have something to do, and all that have not ended.
         self._threads: set[threading.Thread] = set()
+        self._begun: list[threading.Thread] = []
         self._started = 0
         self._open: set[object] = set()
         self.errors: list[BaseException] = []
@@ -71,6 +73,7 @@ class LateWork:
             self._started += 1
             thread = threading.Thread(target=run, name=f"kvstore-late-{self._started}", daemon=True)
             self._threads.add(thread)
+            self._begun = [*filter(threading.Thread.is_alive, self._begun), thread]
             if ticket is not None:
                 self._open.add(ticket)
             thread.start()
@@ -102,7 +105,7 @@ class LateWork:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
+            threads = [thread for thread in self._begun if thread is not threading.current_thread()]
         end = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
