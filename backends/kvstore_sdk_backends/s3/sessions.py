@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -184,9 +185,11 @@ class _Program:
                 self._process.kill()
             # Its pipes may be held open by programs that it started.
             self._process._transport.close()  # type: ignore[attr-defined]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_KILLED_S):
-                    await self._process.wait()
+            until_s = time.monotonic() + _KILLED_S
+            while self._process.returncode is None and time.monotonic() < until_s:
+                # Whoever ends the loop cancels again, and what waits for it with a task of its own.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.005)
             raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from s3_server import REGION
 
 from kvstore_sdk.backend import ConfigError, Deadline, DeniedError, Get, GetResult, GetStatus, Put, PutStatus, Region, TimedOutError
 from kvstore_sdk_backends.s3 import S3Backend, open_s3
+from kvstore_sdk_backends.s3.sessions import _Program
 
 NAME = "v1/record"
 SECRET = "secret/of+this-test=1"
@@ -173,6 +175,24 @@ def test_a_source_that_hangs_while_a_store_is_opened_is_named_and_ended(
     with pytest.raises(TimedOutError, match="finding credentials: not done within 1 s"):
         opened()
     until(lambda: not any(map(is_running, source.runs)))
+
+
+def test_a_program_is_over_when_whoever_waited_for_it_was_cancelled_twice() -> None:
+    """As by the end of a loop, while it is being ended. Otherwise nobody hears of its end, which warns when it is collected."""
+
+    async def steps() -> int | None:
+        program = await _Program.start("sleep", "600", stdout=asyncio.subprocess.PIPE)
+        waiting = asyncio.create_task(program.communicate())
+        await asyncio.sleep(0)
+        # The first one takes some turns to get there.
+        for _ in range(6):
+            waiting.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return program.returncode
+
+    assert asyncio.run(steps()) == -signal.SIGKILL
 
 
 def test_a_request_waits_for_credentials_that_expire_on_no_clock_of_its_own(
