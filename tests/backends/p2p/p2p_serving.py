@@ -57,9 +57,14 @@ class Asker:
         return decode(await _patiently(lambda: self._socket.recv(zmq.NOBLOCK)))
 
     async def answer(self, number: int, kind: type[M]) -> M:
-        """The answer to a question, which must be of that kind."""
-        while (message := next((one for one in self.unasked if getattr(one, "number", 0) == number), None)) is None:
-            self.unasked.append(await self.receive())
+        """The answer to a question, which must be of that kind. Several tasks may wait for one each: whoever receives leaves what is not its own."""
+
+        def step() -> Any:
+            while (message := next((one for one in self.unasked if getattr(one, "number", 0) == number), None)) is None:
+                self.unasked.append(decode(self._socket.recv(zmq.NOBLOCK)))
+            return message
+
+        message = await _patiently(step)
         self.unasked.remove(message)
         assert isinstance(message, kind), message
         return message
