@@ -16,6 +16,8 @@ from p2p_network import Link, need
 from p2p_nodes import NodeProcess
 
 from kvstore_sdk.backend import Region, open_backend
+from kvstore_sdk_backends.p2p import link as link_module
+from kvstore_sdk_backends.p2p import security as security_module
 from kvstore_sdk_backends.p2p.backend import P2PBackend
 
 
@@ -44,7 +46,18 @@ def start_node() -> Iterator[Callable[..., NodeProcess]]:
 
 
 @pytest.fixture
-def open_node() -> Iterator[Callable[..., P2PBackend]]:
+def patient() -> Iterator[None]:
+    """No session of this process is lost because the process stood still for seconds, both ends of it at once, as on a busy machine."""
+    # One of its own: what a test undoes are its own changes.
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("_SILENCE_MS", "_STUCK_MS", "_CONNECT_MS"):
+            patch.setattr(security_module, limit, 60_000)
+        patch.setattr(link_module, "CONNECT_S", 60.0)
+        yield
+
+
+@pytest.fixture
+def open_node(patient: None) -> Iterator[Callable[..., P2PBackend]]:
     """Opens a node in this process, over ZMQ, that asks these peers. All are closed."""
     opened: list[Any] = []
 

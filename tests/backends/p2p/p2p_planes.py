@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvstore_sdk.backend import Buffer, Deadline, PutResult, PutStatus, Region
-from kvstore_sdk_backends.p2p.plane import Plane
+from kvstore_sdk.backend import Buffer, Deadline, PutResult, PutStatus, Region, TimedOutError
+from kvstore_sdk_backends.p2p.plane import Plane, Target
 
 LISTENING = "0A"
 """Of a TCP socket, as in /proc/net/tcp."""
@@ -27,6 +27,18 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end_s, f"in {LONG_S:g} s: {what}"
         time.sleep(0.02)
+
+
+def target_of(plane: Plane) -> Target:
+    """As soon as there is a child, and it has answered."""
+    found: list[Target] = []
+
+    def answered() -> bool:
+        found[:] = [] if (target := plane.target()) is None else [target]
+        return bool(found)
+
+    until(answered, "the child says where peers may write")
+    return found[0]
 
 
 def noise(size_bytes: int, seed: int) -> bytes:
@@ -47,14 +59,20 @@ class Pair:
 
     def admit(self) -> None:
         """Anew, under a session of its own. Both children may have been started again since the last one."""
-        target = self.asker.target()
-        assert target is not None
-        _, agent, regions = target
+        _, agent, regions = target_of(self.asker)
         self.base = next(base for region, base, _ in regions if region is self.slots)
         self.owner.drop(self.session)
         self._sessions += 1
         self.session = self._sessions.to_bytes(16, "big")
-        self.owner.admit(self.session, agent, [(base, size) for _, base, size in regions], Deadline.after(LONG_S))
+
+        def admitted() -> bool:
+            # A child that is held up for seconds has not refused it.
+            with contextlib.suppress(TimedOutError):
+                self.owner.admit(self.session, agent, [(base, size) for _, base, size in regions], Deadline.after(LONG_S))
+                return True
+            return False
+
+        until(admitted, "it is admitted")
 
     def pieces(self, count: int, size_bytes: int, at: int = 0) -> list[tuple[Buffer, int]]:
         """Records of the owner, each to the same place in the asker's memory, from `at` on."""

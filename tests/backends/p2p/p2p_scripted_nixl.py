@@ -9,6 +9,8 @@ MODULE = '''
 import threading
 from pathlib import Path
 
+from kvstore_sdk_backends.p2p import nixl_driver
+
 FOLDER = Path(__file__).parent
 
 
@@ -49,6 +51,7 @@ class nixl_agent:
 
     def _state(self, handle):
         """Of the place that its first piece goes to."""
+        nixl_driver.UNSURE_S = float((FOLDER / "unsure_s").read_text())
         path = FOLDER / f"{handle.pieces[0][0]:x}"
         state = path.read_text() if path.exists() else "DONE"
         if state.startswith("nixl"):
@@ -122,12 +125,21 @@ class ScriptedNixl:
         self._package.mkdir()
         (self._package / "__init__.py").write_text("")
         (self._package / "_api.py").write_text(textwrap.dedent(MODULE))
+        # A test that takes its time is not what ends a child.
+        self.unsure(3600.0)
 
     def state(self, address: int, state: str) -> None:
         """What transfers there are in from now on: DONE, PROC, or the class of the exception that tells it."""
+        self._say(f"{address:x}", state)
+
+    def unsure(self, seconds: float) -> None:
+        """How long the child waits from now on for an answer that says more."""
+        self._say("unsure_s", str(seconds))
+
+    def _say(self, file: str, text: str) -> None:
         new = self._package / "new"
-        new.write_text(state)
-        new.rename(self._package / f"{address:x}")
+        new.write_text(text)
+        new.rename(self._package / file)
 
     @property
     def said(self) -> list[str]:

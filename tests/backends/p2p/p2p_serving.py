@@ -57,7 +57,7 @@ class Asker:
         return decode(await _patiently(lambda: self._socket.recv(zmq.NOBLOCK)))
 
     async def answer(self, number: int, kind: type[M]) -> M:
-        """The answer to a question, which must be of that kind. Several tasks may wait for one each: whoever receives leaves what is not its own."""
+        """The answer to a question, which must be of that kind. Several tasks may wait: who receives leaves what is another's."""
 
         def step() -> Any:
             while (message := next((one for one in self.unasked if getattr(one, "number", 0) == number), None)) is None:
@@ -173,8 +173,8 @@ class Serving:
 
 @asynccontextmanager
 async def serving(*sources: Any, plane: Any = None, paths: Sequence[str] = (), **limits: Any) -> AsyncIterator[Serving]:
-    """A server over these sources; at its end every loan is back."""
-    made = Serving(sources, plane, dataclasses.replace(Limits(), **limits), paths)
+    """A server over these sources; at its end every loan is back. Leases last for ever, unless the limits say otherwise."""
+    made = Serving(sources, plane, dataclasses.replace(Limits(lease_s=3600.0), **limits), paths)
     run = asyncio.ensure_future(made.server.run())
     try:
         yield made

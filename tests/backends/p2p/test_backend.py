@@ -30,6 +30,7 @@ from kvstore_sdk.backend import (
     TimedOutError,
     UnavailableError,
 )
+from kvstore_sdk_backends.p2p import peer as peer_module
 from kvstore_sdk_backends.p2p.backend import P2PBackend
 from kvstore_sdk_backends.p2p.messages import VERSION, Fetch, Lookup, Result
 
@@ -202,6 +203,7 @@ def test_calls_end_by_their_deadline(open_node: Callable[..., P2PBackend], regio
     """LIV-03"""
     with scripted_peer(lambda message: None) as silent:
         node = open_node(silent.address, answer_timeout_s=60)
+        wait_for(lambda: node.counters()["peers_up_now"])
         began_s = time.monotonic()
         [answer] = node.exists(["v1/a"], Deadline.after(0.2))
         assert isinstance(answer, Failure)
@@ -317,9 +319,12 @@ def test_a_peer_that_lies_ends_its_own_session_and_hurts_nobody_else(
 
 
 def test_a_peer_that_never_gives_what_it_has_hides_nothing_that_another_has(
-    open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region
+    open_node: Callable[..., P2PBackend], owner: P2PBackend, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LIV-20"""
+    # It is not asked again because this test took its time.
+    monkeypatch.setattr(peer_module, "SHUN_S", 3600.0)
+    monkeypatch.setattr(peer_module, "LONGEST_SHUN_S", 3600.0)
     keep(owner, **{f"r{number}": b"x" * 100 for number in range(20)})
 
     def answer(message: Any) -> Any:

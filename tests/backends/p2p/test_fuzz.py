@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fuzz import fuzz_decoder, fuzz_socket
 
 
@@ -12,6 +13,7 @@ def test_bent_frames_are_messages_or_refused() -> None:
     assert count / 2 < seen["refused"] < count, "most are bent, and some not enough"
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_node_that_is_sent_bent_frames_serves_the_others() -> None:
     """SEC-06"""
     count = 20_000

@@ -25,6 +25,8 @@ from kvstore_sdk_backends.p2p.guard import Guard
 from kvstore_sdk_backends.p2p.keys import CurveKey
 from kvstore_sdk_backends.p2p.security import Security
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 WAIT_S = 30.0
 GREETING_OF_ZMTP_3 = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
 
@@ -147,12 +149,13 @@ def test_whoever_says_no_hello_is_cut_off_and_the_others_stay(secured: bool, key
 
 
 def test_a_client_that_speaks_the_transport_and_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "SESSION_S", 1.0)
+    monkeypatch.setattr(guards, "SESSION_S", WAIT_S)
 
     async def test() -> None:
         async with running() as node:
             mute = node.client()
             await until(lambda: node.guard.connections == 1)
+            monkeypatch.setattr(guards, "SESSION_S", 0.3)
             await until(lambda: node.guard.connections == 0)
             mute.close(linger=0)
 

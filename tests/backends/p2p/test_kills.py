@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from p2p_nodes import LATE_S, NodeProcess, loads_all, names, wait_for
@@ -23,14 +25,22 @@ class Pair:
     def __init__(self, start_node: Start, path: str) -> None:
         self._start = start_node
         self._path = path
+        # Bound and never listening: nobody else is given the ports while their nodes are down, and who connects is refused.
+        self._kept = [socket.socket() for _ in self.nodes_of_both()]
+        for kept in self._kept:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(("127.0.0.1", 0))
         self._stored = {"a": names("a", 24), "b": names("b", 24)}
-        self._addresses = {"a": "127.0.0.1:0", "b": "127.0.0.1:0"}
+        ports = [kept.getsockname()[1] for kept in self._kept]
+        self._addresses = {side: f"127.0.0.1:{port}" for side, port in zip(self.nodes_of_both(), ports, strict=True)}
         self.nodes: dict[str, NodeProcess] = {}
         self._uses: dict[str, tuple[int, int, int]] = {}
         for side in self.nodes_of_both():
-            # The first learns the other's address when it is opened again, below.
             self.open(side)
-        self.reopen("a")
+
+    def close(self) -> None:
+        for kept in self._kept:
+            kept.close()
 
     @staticmethod
     def nodes_of_both() -> tuple[str, str]:
@@ -46,10 +56,8 @@ class Pair:
         options = {"data": self._path, "serve_bytes": 32 << 20, "lease_s": 2.0, "slots": 64, "slot_bytes": SIZE}
         if self._path == "nixl":
             options["ucx_tls"] = "tcp"
-        peers = self._addresses[self.other(side)]
-        if not peers.endswith(":0"):
-            options["peers"] = peers
-        self._addresses[side] = node.open(f"p2p://{self._addresses[side]}", **options)
+        options["peers"] = self._addresses[self.other(side)]
+        node.open(f"p2p://{self._addresses[side]}", **options)
         assert node.ask("put", names=self._stored[side], size=SIZE) == ["STORED"] * 24
         self.nodes[side] = node
         self._uses.pop(side, None)
@@ -84,23 +92,23 @@ def check_kills(start_node: Start, path: str, kills: int) -> None:
     third = kills // 3
     # Also long rows of one, in which the other has to live on.
     victims = [draw.choice("ab") for _ in range(kills - 2 * third)] + ["a"] * third + ["b"] * third
-    pair = Pair(start_node, path)
-    for side in "ab":
-        pair.check_loads(side)
-    for victim in victims:
-        going = pair.begin_traffic()
-        time.sleep(draw.uniform(0.02, 0.3))
-        survivor = pair.other(victim)
-        pair.nodes[victim].kill()
-        time.sleep(draw.uniform(0.0, 0.2))
-        pair.reopen(victim)
-        pair.nodes[survivor].ask("stop")
-        done = going[survivor].result(60.0)
-        assert done["counts"]["wrong"] == 0
-        assert done["longest_s"] < 2.0 + LATE_S
-        for side in (survivor, victim):
+    with closing(Pair(start_node, path)) as pair:
+        for side in "ab":
             pair.check_loads(side)
-        pair.check_use(survivor)
+        for victim in victims:
+            going = pair.begin_traffic()
+            time.sleep(draw.uniform(0.02, 0.3))
+            survivor = pair.other(victim)
+            pair.nodes[victim].kill()
+            time.sleep(draw.uniform(0.0, 0.2))
+            pair.reopen(victim)
+            pair.nodes[survivor].ask("stop")
+            done = going[survivor].result(60.0)
+            assert done["counts"]["wrong"] == 0
+            assert done["longest_s"] < 2.0 + LATE_S
+            for side in (survivor, victim):
+                pair.check_loads(side)
+            pair.check_use(survivor)
 
 
 @pytest.mark.parametrize(("path", "kills"), [("zmq", 30), ("nixl", 3), pytest.param("nixl", 30, marks=pytest.mark.long)])

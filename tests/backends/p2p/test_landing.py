@@ -95,7 +95,7 @@ class Asker:
         """A load whose time is up as soon as it was sent: the peer knows by then where to write."""
         await self.landing._tell(cast(Link, self.link), time.monotonic() + LIMIT_S)
         with pytest.raises(InDoubtError) as caught:
-            await self.fetch(*names, limit_s=0.02)
+            await self.fetch(*names, limit_s=0.1)
         return caught.value
 
     @property

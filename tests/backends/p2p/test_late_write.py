@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from p2p_planes import LONG_S, MIB, Pair, is_gone, noise, state_of, stopped, unsent_bytes, until
+from p2p_planes import LONG_S, MIB, Pair, is_gone, noise, state_of, stopped, target_of, unsent_bytes, until
 
 from kvstore_sdk.backend import PutResult, PutStatus
 
@@ -77,7 +77,7 @@ def test_after_a_fence_nothing_changes_when_the_owner_goes_on(pair: Pair) -> Non
     until(lambda: pair.asker.generation != generation, "the generation changes")
     assert is_gone(pid)
     pair.slots.view[:] = PATTERN * (COUNT * SLOT)
-    until(lambda: pair.asker.target() is not None, "another child is up")
+    target_of(pair.asker)
     pair.asker.expect(time.monotonic() + LONG_S)
     assert sending.go_on() == {PutStatus.UNKNOWN}
     assert pair.slots.view == PATTERN * (COUNT * SLOT)

@@ -37,6 +37,8 @@ from kvstore_sdk_backends.p2p.messages import (
 )
 from kvstore_sdk_backends.p2p.security import Security
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 LIMIT_S = 20.0
 GREETING = Greeting(os.urandom(16), "", "", ("nixl", "zmq"))
 

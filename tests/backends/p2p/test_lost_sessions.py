@@ -113,6 +113,7 @@ def test_a_peer_that_is_gone_is_not_waited_for(open_node: Callable[..., Any], re
     assert not peer.returning
 
 
+@pytest.mark.usefixtures("patient")
 def test_connections_that_are_cut_at_any_moment_cost_no_load() -> None:
     """In the middle of a record, or of what was said about it."""
     size, draw = 4 << 20, random.Random(7)

@@ -100,6 +100,7 @@ def test_only_done_and_disconnected_are_ends(nixl: ScriptedNixl, plane: Plane, r
 def test_an_answer_that_says_nothing_for_long_ends_the_child_and_so_the_doubt(nixl: ScriptedNixl, plane: Plane, region: Region) -> None:
     admit(plane)
     generation = plane.generation
+    nixl.unsure(1.0)
     nixl.state(HERE, "nixlUnknownError")
     assert plane.settle([in_doubt(plane, region, HERE)], Deadline.after(LONG_S)) == [True]
     until(lambda: plane.generation not in (0, generation), "another child is up")

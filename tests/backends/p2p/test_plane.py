@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from p2p_planes import LISTENING, LONG_S, MIB, Pair, cpu_s, is_gone, noise, sockets_of, stopped, until
+from p2p_planes import LISTENING, LONG_S, MIB, Pair, cpu_s, is_gone, noise, sockets_of, stopped, target_of, until
 
 from kvstore_sdk.backend import BackendError, Deadline, InvalidError, PutResult, PutStatus, Region, UnavailableError, UnsupportedError
 from kvstore_sdk_backends.p2p.plane import LOOPBACK_TLS, Plane
@@ -94,8 +94,7 @@ def test_addresses_outside_what_the_peer_offered_are_refused_and_the_others_serv
 
 def test_a_region_that_the_peer_has_not_is_no_reason_to_write_there(pair: Pair) -> None:
     """What a peer says of its memory has to be what its agent says too."""
-    target = pair.asker.target()
-    assert target is not None
+    target = target_of(pair.asker)
     pid = pair.owner.pid
     pair.owner.drop(pair.session)
     for regions in ([(pair.base, SIZE + 4096)], [(pair.base, SIZE), (4096, 4096)], [(pair.base - 4096, SIZE)]):
@@ -127,8 +126,7 @@ def test_a_peer_out_of_bounds_does_not_get_as_far_as_the_child(pair: Pair, agent
 
 def test_two_peers_cannot_be_the_same_agent(pair: Pair) -> None:
     """Or one could have records written where the other one keeps something else."""
-    target = pair.asker.target()
-    assert target is not None
+    target = target_of(pair.asker)
     with pytest.raises(UnavailableError, match="an agent of another session"):
         pair.owner.admit(b"thief", target[1], [(pair.base, SIZE)], Deadline.after(LONG_S))
     assert pair.works()
@@ -153,21 +151,18 @@ def test_memory_that_was_not_announced_is_not_sent(pair: Pair) -> None:
 
 @over_tcp
 def test_where_peers_may_write_changes_with_the_regions(pair: Pair) -> None:
-    before = pair.asker.target()
-    assert before is not None
+    before = target_of(pair.asker)
     assert pair.asker.target() is before
     more = Region(MIB)
     try:
         pair.asker.add_region(more)
         pair.asker.add_region(more)
-        both = pair.asker.target()
-        assert both is not None
+        both = target_of(pair.asker)
         assert [(region, size) for region, _, size in both[2]] == [(pair.slots, SIZE), (more, MIB)]
         assert (both[0], both[1] != before[1]) == (before[0], True)
         pair.asker.remove_region(more)
         pair.asker.remove_region(more)
-        after = pair.asker.target()
-        assert after is not None
+        after = target_of(pair.asker)
         assert [region for region, _, _ in after[2]] == [pair.slots]
     finally:
         more.close()
@@ -213,7 +208,7 @@ def test_it_listens_on_loopback_alone_whatever_the_environment_says(monkeypatch:
     region = Region(MIB)
     try:
         plane.add_region(region)
-        assert plane.target() is not None
+        target_of(plane)
         assert plane.pid is not None
         found = sockets_of(plane.pid)
         assert {address for protocol in found.values() for address, _, _ in protocol} == {"127.0.0.1"}

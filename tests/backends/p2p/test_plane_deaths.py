@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from p2p_planes import LONG_S, MIB, Pair, is_gone, noise, stopped, unsent_bytes, until
+from p2p_planes import LONG_S, MIB, Pair, is_gone, noise, stopped, target_of, unsent_bytes, until
 
 from kvstore_sdk.backend import BackendError, Deadline, PutResult, PutStatus, UnavailableError
 
@@ -35,8 +35,7 @@ def pair(made: Pair) -> Pair:
 
 
 def blob_of(pair: Pair) -> tuple[bytes, list[tuple[int, int]]]:
-    target = pair.asker.target()
-    assert target is not None
+    target = target_of(pair.asker)
     return target[1], [(base, size) for _, base, size in target[2]]
 
 
@@ -120,10 +119,7 @@ def test_a_generation_is_over_when_its_child_is_gone_and_is_never_named_again(pa
         pair.asker.fence()
         until(lambda generation=generation: pair.asker.generation != generation, "the generation changes")
         assert is_gone(pid)
-        until(lambda: pair.asker.target() is not None, "another child is up")
-        target = pair.asker.target()
-        assert target is not None
-        seen.append(target[0])
+        seen.append(target_of(pair.asker)[0])
     assert seen == sorted(seen)
     assert len(set(seen)) == 3
     pair.admit()
@@ -163,7 +159,7 @@ def test_sessions_that_come_and_go_leave_nothing_behind(pair: Pair) -> None:
     for _ in range(10):
         pair.admit()
         assert pair.works()
-    assert descriptors() == before
+    until(lambda: descriptors() <= before, "as many descriptors as before")
 
 
 def test_while_it_is_down_nothing_waits(pair: Pair) -> None:

@@ -37,11 +37,11 @@ Open = Callable[..., P2PBackend]
 
 
 @pytest.fixture
-def open_node() -> Iterator[Open]:
+def open_node(patient: None) -> Iterator[Open]:
     with ExitStack() as closing:
 
         def open_one(**options: object) -> P2PBackend:
-            node = open_backend("p2p", {"data": "zmq", **options}, location="127.0.0.1:0")
+            node = open_backend("p2p", {"data": "zmq", "answer_timeout_s": WAIT_S, **options}, location="127.0.0.1:0")
             closing.callback(node.close)
             assert isinstance(node, P2PBackend)
             return node

@@ -57,10 +57,11 @@ def test_data_sockets_take_a_free_port_of_the_range_and_say_when_there_is_none(c
         assert roomy.bind_data(made) in range(port + 1, port + 64)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "with a key"])
 def test_a_key_hides_names_and_records_from_whoever_is_on_the_way(secured: bool, tmp_path: Path) -> None:
     """Without a key both are seen, so what is not seen with one would have been."""
-    options: dict[str, object] = {"data": "zmq"}
+    options: dict[str, object] = {"data": "zmq", "answer_timeout_s": WAIT_S}
     if secured:
         write_key("a test", str(tmp_path / "group.key"))
         options["key_file"] = str(tmp_path / "group.key")

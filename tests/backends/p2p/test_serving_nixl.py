@@ -175,8 +175,9 @@ def test_loans_are_out_and_there_is_no_result_while_a_transfer_is_in_doubt() -> 
     run(test)
 
 
-def test_a_transfer_that_lands_late_has_a_result() -> None:
+def test_a_transfer_that_lands_late_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is what settles the doubts of an asker that waits no more."""
+    monkeypatch.setattr("kvstore_sdk_backends.p2p.fetches._LATE_S", PATIENCE_S)
 
     async def test() -> None:
         source, plane = CountingSource({"a": 100}), FakePlane()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from p2p_bench import run, soon
+from p2p_bench import run, soon, until
 
 from kvstore_sdk.backend import Deadline
 from kvstore_sdk_backends.p2p.limits import Limits
@@ -44,6 +44,7 @@ def test_a_room_lets_in_what_fits_in_the_order_in_which_it_came() -> None:
         await asyncio.sleep(0.01)
         assert inside == []
         room.leave(60)
+        await until(lambda: inside)
         await asyncio.sleep(0.01)
         assert inside == ["large"]
         room.leave(500)
