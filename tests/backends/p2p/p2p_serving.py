@@ -53,7 +53,9 @@ class Asker:
         await _patiently(lambda: self._socket.send_multipart(frames, zmq.NOBLOCK))
 
     async def receive(self) -> Any:
-        """The next message, whatever it is."""
+        """The next message, whatever it is: also one that came while an answer was waited for."""
+        if self.unasked:
+            return self.unasked.pop(0)
         return decode(await _patiently(lambda: self._socket.recv(zmq.NOBLOCK)))
 
     async def answer(self, number: int, kind: type[M]) -> M:

@@ -150,9 +150,16 @@ def test_nothing_is_written_into_memory_of_a_load_that_was_given_up(owner: P2PBa
     assert plane.pid is not None
     os.kill(plane.pid, signal.SIGSTOP)
     try:
-        results = load(asker, region, 0.3)
-        assert {result.status for result in results} <= {GetStatus.IN_DOUBT, GetStatus.TIMED_OUT}
-        tickets = [result.ticket for result in results if result.ticket is not None]
+        tickets: list[Any] = []
+
+        def given_up() -> bool:
+            """Of a load that was begun in its time."""
+            results = load(asker, region, 0.3)
+            assert {result.status for result in results} <= {GetStatus.IN_DOUBT, GetStatus.TIMED_OUT}
+            tickets.extend(result.ticket for result in results if result.ticket is not None)
+            return bool(tickets)
+
+        wait_for(given_up)
         assert not any(asker.settle(tickets, Deadline.after(0.2)))
         assert asker.counters()["doubt_bytes_now"] > 0
     finally:
