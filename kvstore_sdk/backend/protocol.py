@@ -95,6 +95,8 @@ class Capabilities:
         max_parts: Most buffers in one item.
         align_bytes: Address and length of every buffer are multiples of this power of two, 4,096 at most.
         max_concurrency: Most calls at the same time, from different threads.
+        batch_bytes: Of a job, so much comes in one call where `max_batch` allows it: the backend moves a call's records side by side, and a
+            call costs it more than a few records do. 0: a job is spread over threads, in calls of `batch_records`.
         max_name_bytes: Longest name. The SDK's own are at most 179 bytes.
         shared: Other processes, or hosts, that open the same location see the same records.
         read_after_write: What a put STORED, the next `exists` and `get` of any process find. False: they do so within 10 seconds.
@@ -112,6 +114,7 @@ class Capabilities:
     max_parts: int = 1
     align_bytes: int = 1
     max_concurrency: int = 1
+    batch_bytes: int = 0
     max_name_bytes: int = 255
     shared: bool = False
     read_after_write: bool = True
@@ -125,6 +128,8 @@ class Capabilities:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError("Capabilities", field, f"{value!r} must be a positive integer")
+        if not isinstance(self.batch_bytes, int) or isinstance(self.batch_bytes, bool) or self.batch_bytes < 0:
+            raise ConfigError("Capabilities", "batch_bytes", f"{self.batch_bytes!r} must be an integer, 0 or more")
         if self.align_bytes > 4096 or self.align_bytes & (self.align_bytes - 1):
             raise ConfigError("Capabilities", "align_bytes", f"{self.align_bytes} must be a power of two up to 4096")
         for field, kind in _KINDS.items():

@@ -27,9 +27,10 @@ class _Question(NamedTuple):
 class Questions:
     """Used under the lock of its queue. Calls that may wait have a line of their own: nobody stands behind them."""
 
-    def __init__(self, batch: int) -> None:
-        """`batch`: most probes in a call."""
+    def __init__(self, batch: int, *, whole: bool = False) -> None:
+        """`batch`: most probes in a call. `whole`: as many as that are never spread over several."""
         self._batch = batch
+        self._least = batch if whole else _LEAST_PROBES
         self._line: deque[_Question] = deque()
         self._patient: deque[_Question] = deque()
 
@@ -42,10 +43,10 @@ class Questions:
         return len(self._patient)
 
     def put(self, namespace: str, probes: Sequence[Probe], hint: Hint | None, threads: int) -> int:
-        """Take in a request's probes: one call, or for many of them one for each of the threads, as some stores look one name up after
+        """Take in a request's probes: one call, or for many of them one for each of the threads where a store may look one name up after
         another. Returns how many calls."""
         patient = hint is not None and hint.wait_s > 0
-        size = self._batch if patient else max(_LEAST_PROBES, -(-len(probes) // threads))
+        size = self._batch if patient else max(self._least, -(-len(probes) // threads))
         parts = [_Question(namespace, probes[at : at + size], hint) for at in range(0, len(probes), size)]
         (self._patient if patient else self._line).extend(parts)
         return len(parts)

@@ -121,7 +121,8 @@ class Tier:
             max_threads=capabilities.max_concurrency,
             depth=1 if polled is None else PolledCrew.DEPTH,
             batch=min(settings.batch_records, capabilities.max_batch),
-            probe_batch=capabilities.max_batch,
+            max_batch=capabilities.max_batch,
+            batch_bytes=capabilities.batch_bytes,
             unfold=lambda job, queued_store_bytes: self._desk.unfold(job, queued_store_bytes),
         )
         self._calls = Calls(backend, self.metrics, name, into_rows=isinstance(memory, RecordMemory))

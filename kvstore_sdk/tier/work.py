@@ -44,7 +44,8 @@ class WorkQueue:
         max_threads: int,
         depth: int = 1,
         batch: int,
-        probe_batch: int,
+        max_batch: int,
+        batch_bytes: int = 0,
         unfold: Callable[[Job, int], list[Item]],
     ) -> None:
         """
@@ -55,13 +56,15 @@ class WorkQueue:
             max_threads: Most threads, late ones included.
             depth: Calls in the place of one, of those that need no thread: what whoever comes by only now and then has to have under way.
             batch: Most items in a batch.
-            probe_batch: Most probes in a batch.
+            max_batch: Most probes in a batch, and most items where there are `batch_bytes`.
+            batch_bytes: So much is not spread over several batches, nor are as many probes as fit; 0 for nothing.
             unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
         """
         self.slot_bytes = slot_bytes
         self._batch = batch
-        self._probe_batch = probe_batch
-        self._questions = Questions(probe_batch)
+        self._max_batch = max_batch
+        self._batch_bytes = batch_bytes
+        self._questions = Questions(max_batch, whole=batch_bytes > 0)
         self._threads = threads
         self._max_threads = max_threads
         # What is left when as many calls are late as threads are needed otherwise.
@@ -333,7 +336,7 @@ class WorkQueue:
         if (batch := self._questions.take(free - self._late_calls() > self._threads)) is not None:
             return batch
         if self._doubts and now >= self._settle_at_s and not any(batch.doubts for batch in self._batches):
-            doubts, self._doubts = self._doubts[: self._probe_batch], self._doubts[self._probe_batch :]
+            doubts, self._doubts = self._doubts[: self._max_batch], self._doubts[self._max_batch :]
             return Batch(doubts=doubts, operation="settle")
         stores = sum(batch.kind is Kind.STORE for batch in self._batches)
         # Threads in stores come for their part later, if they do: half of them count.
@@ -349,7 +352,10 @@ class WorkQueue:
         if slots < 1 or not queue:
             return None
         # Enough for every thread to have a part, so that a job of a few records is not done by one thread alone.
-        limit = min(self._batch, slots, -(-len(queue) // threads))
+        limit = min(self._batch, -(-len(queue) // threads))
+        if self._batch_bytes:
+            limit = max(limit, min(self._max_batch, self._batch_bytes // queue[0].payload_bytes))
+        limit = min(limit, slots)
         items: list[Item] = []
         keys: set[bytes] = set()
         aside: list[Item] = []

@@ -91,6 +91,8 @@ def test_valid_names_stay_below_the_root(name: str) -> None:
         ("align_bytes", 3),
         ("align_bytes", 8192),
         ("max_concurrency", 1.5),
+        ("batch_bytes", -1),
+        ("batch_bytes", True),
         ("shared", "yes"),
         ("read_only", 1),
         ("durability", "process_crash"),

@@ -39,9 +39,18 @@ def all_items(job: Job, queued_store_bytes: int) -> list[Item]:
 class Queue(WorkQueue):
     """A queue that is asked by one thread, which never waits."""
 
-    def __init__(self, *, slots: int = 8, threads: int = 4, max_threads: int = 6, batch: int = 4, probe_batch: int = 3) -> None:
+    def __init__(
+        self, *, slots: int = 8, threads: int = 4, max_threads: int = 6, batch: int = 4, max_batch: int = 3, batch_bytes: int = 0
+    ) -> None:
         super().__init__(
-            slots=slots, slot_bytes=4096, threads=threads, max_threads=max_threads, batch=batch, probe_batch=probe_batch, unfold=all_items
+            slots=slots,
+            slot_bytes=4096,
+            threads=threads,
+            max_threads=max_threads,
+            batch=batch,
+            max_batch=max_batch,
+            batch_bytes=batch_bytes,
+            unfold=all_items,
         )
 
         def wait(timeout: float | None = None) -> bool:
@@ -77,13 +86,16 @@ def queue() -> Queue:
 class QueueAgainstItsPromises(RuleBasedStateMachine):
     """Drives a queue as a Tier and its threads do, in any order, and keeps book of every item and every slot."""
 
-    @initialize(slots=st.integers(2, 9), threads=st.integers(1, 5), more=st.integers(0, 9), batch=st.integers(1, 5))
-    def begin(self, slots: int, threads: int, more: int, batch: int) -> None:
+    @initialize(
+        slots=st.integers(2, 9), threads=st.integers(1, 5), more=st.integers(0, 9), batch=st.integers(1, 5), whole=st.integers(0, 4)
+    )
+    def begin(self, slots: int, threads: int, more: int, batch: int, whole: int) -> None:
         self.now_s = 100.0
         # Jobs take their times from the real clock, and live for ever; the queue's own waits are turned by the machine.
         module.time = SimpleNamespace(monotonic=lambda: self.now_s)  # type: ignore[assignment]
-        self.slots, self.threads, self.batch = slots, threads, batch
-        self.queue = Queue(slots=slots, threads=threads, max_threads=threads + more, batch=batch)
+        # Of so many at most each call is, where as many are not to be spread: what `max_batch` allows of them.
+        self.slots, self.threads, self.batch = slots, threads, max(batch, min(whole, 3))
+        self.queue = Queue(slots=slots, threads=threads, max_threads=threads + more, batch=batch, batch_bytes=whole * BYTES)
         self.numbers = itertools.count(1)
         self.jobs: list[Job] = []
         self.running: list[Batch] = []
@@ -367,6 +379,25 @@ def test_a_job_is_spread_over_the_threads(queue: Queue) -> None:
     assert [len(queue.take().items) for _ in range(4)] == [2, 2, 1, 1]
 
 
+def test_so_many_bytes_as_a_backend_moves_side_by_side_are_not_spread() -> None:
+    queue = Queue(slots=64, batch=4, max_batch=16, batch_bytes=10 * BYTES + 1)
+    queue.put_job(job(1, Kind.LOAD, list(range(25))))
+    assert [len(queue.take().items) for _ in range(3)] == [10, 10, 5]
+
+
+def test_what_is_not_spread_fits_into_a_call_and_into_the_slots() -> None:
+    queue = Queue(slots=24, batch=4, max_batch=16, batch_bytes=1 << 40)
+    queue.put_job(job(1, Kind.LOAD, list(range(100))))
+    assert [len(queue.take().items) for _ in range(2)] == [16, 8]
+
+
+@pytest.mark.parametrize(("batch_bytes", "calls"), [(0, [64, 64, 64, 8]), (1, [200])])
+def test_names_are_asked_for_in_one_call_where_a_job_is_not_spread(batch_bytes: int, calls: list[int]) -> None:
+    queue = Queue(max_batch=256, batch_bytes=batch_bytes)
+    queue.put_probes("n", [Probe(key(chunk), 0.0) for chunk in range(200)])
+    assert [len(queue.take().probes) for _ in calls] == calls
+
+
 def test_two_of_one_name_go_one_after_the_other_in_order() -> None:
     queue = Queue(threads=2)
     queue.put_job(job(1, Kind.LOAD, [1, 1, 2, 3]))
@@ -474,7 +505,7 @@ class Workers:
     """Threads that take batches from a queue and keep them until they are told."""
 
     def __init__(self, number: int) -> None:
-        self.queue = WorkQueue(slots=8, slot_bytes=4096, threads=number, max_threads=number, batch=1, probe_batch=1, unfold=all_items)
+        self.queue = WorkQueue(slots=8, slot_bytes=4096, threads=number, max_threads=number, batch=1, max_batch=1, unfold=all_items)
         self.taken: list[Batch] = []
         self.ended = 0
         self._lock = threading.Lock()
@@ -557,7 +588,7 @@ def test_a_stopped_queue_gives_nothing_out(queue: Queue) -> None:
 
 def test_a_part_of_the_calls_that_may_be_under_way_is_not_all_that_there_are() -> None:
     """Where calls need no threads, some that are late leave the others their places."""
-    queue = WorkQueue(slots=64, slot_bytes=4096, threads=4, max_threads=4, batch=1, probe_batch=3, unfold=all_items, depth=4)
+    queue = WorkQueue(slots=64, slot_bytes=4096, threads=4, max_threads=4, batch=1, max_batch=3, unfold=all_items, depth=4)
     while queue.wants_thread():
         pass
     queue.put_job(job(1, Kind.LOAD, list(range(40))))

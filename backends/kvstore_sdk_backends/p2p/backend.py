@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 MAX_NAME_BYTES = 1024
 """As many as a message takes."""
+BATCH_BYTES = 8 << 20
+"""A call takes some ms of Python at both ends, as long as copying a dozen MiB. No more, so that while what one call of a load has brought
+is verified the next one moves."""
 GRACE_S = 0.25
 """After its deadline a call is given up, if the loop has not ended it by then. A call may be half a second late."""
 OPEN_S = 10.0
@@ -90,6 +93,7 @@ class P2PBackend:
             max_batch=MAX_NAMES,
             max_parts=1,
             max_concurrency=256,
+            batch_bytes=BATCH_BYTES,
             max_name_bytes=MAX_NAME_BYTES,
             shared=False,
             read_after_write=True,
