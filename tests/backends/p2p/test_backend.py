@@ -203,6 +203,8 @@ def test_calls_end_by_their_deadline(open_node: Callable[..., P2PBackend], regio
     """LIV-03"""
     with scripted_peer(lambda message: None) as silent:
         node = open_node(silent.address, answer_timeout_s=60)
+        # It is connected to as soon as it is asked.
+        node.exists(["v1/a"], Deadline.after(0.05))
         wait_for(lambda: node.counters()["peers_up_now"])
         began_s = time.monotonic()
         [answer] = node.exists(["v1/a"], Deadline.after(0.2))
