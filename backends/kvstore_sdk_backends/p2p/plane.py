@@ -97,6 +97,8 @@ class Plane:
             raise UnsupportedError(f"{label}: nixl did not come up: {said}") from cause
         self._lock = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
+        # Sessions that were dropped, and the child that may still know them.
+        self._dropped: dict[bytes, int] = {}
         self._regions: dict[str, Region] = {}
         # Of what `target` answered last: the generation and the regions that it was asked with.
         self._target: tuple[int, int, Target] | None = None
@@ -220,11 +222,10 @@ class Plane:
     def drop(self, session: bytes) -> None:
         """Forget a peer. What is on its way to it goes on. Up to half a second."""
         with self._lock:
-            known = self._peers.pop(session, None)
-        if known is not None:
-            with contextlib.suppress(BackendError):
-                # Where it is not answered the child is about to end, or has another session too many.
-                self._backend.delete([session.hex()], Deadline.after(_DROP_S))
+            if self._peers.pop(session, None) is None:
+                return
+            self._dropped[session] = self.child
+        self._forget_dropped()
 
     def send(self, session: bytes, pieces: Sequence[tuple[Buffer, int]], deadline: Deadline) -> list[PutResult]:
         """WRITE each buffer to its address at a peer, all of them in one go. Within a quarter of a second of the deadline.
@@ -289,8 +290,26 @@ class Plane:
             self._peers.clear()
             self._regions.clear()
 
+    def _forget_dropped(self) -> None:
+        """Have the child forget who was dropped. What it does not answer in time is asked again before somebody is admitted: while it knows
+        one session of an agent it takes no other one of it.
+        """
+        generation = self.child
+        with self._lock:
+            self._dropped = {session: known for session, known in self._dropped.items() if known == generation}
+            asked = list(self._dropped)[: self._backend.capabilities.max_batch]
+        if not asked:
+            return
+        with contextlib.suppress(BackendError):
+            answers = self._backend.delete([session.hex() for session in asked], Deadline.after(_DROP_S))
+            with self._lock:
+                for session, answer in zip(asked, answers, strict=True):
+                    if not isinstance(answer, Failure):
+                        self._dropped.pop(session, None)
+
     def _admit(self, session: bytes, peer: _Peer, deadline: Deadline) -> None:
         """Tell the child that is up of a peer."""
+        self._forget_dropped()
         generation = self.child
         name = plane_names.admission(session, peer.agent, peer.regions)
         [admitted] = self._backend.exists([name], Deadline(min(deadline.at_s, time.monotonic() + 3.0)))

@@ -143,6 +143,16 @@ def test_who_was_dropped_is_written_to_no_more_and_may_come_back(pair: Pair) -> 
     assert pair.works()
 
 
+def test_who_was_dropped_while_the_child_stood_still_may_come_back_in_another_session(pair: Pair) -> None:
+    """A drop that the child does not do in time must not keep that peer out until the child ends."""
+    child = pair.owner.generation
+    with stopped(pair.owner.pid):
+        pair.owner.drop(pair.session)
+    pair.admit()
+    assert pair.works()
+    assert pair.owner.generation == child
+
+
 def test_memory_that_was_not_announced_is_not_sent(pair: Pair) -> None:
     stranger = Region(4096)
     with pytest.raises(InvalidError, match="not registered"):
