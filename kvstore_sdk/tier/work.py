@@ -118,7 +118,7 @@ class WorkQueue:
         """Queue items of jobs that were unfolded."""
         with self._lock:
             self._put(kind, items)
-            self._work.notify(min(len(items), self._threads))
+            self._work.notify(self._takers(items))
 
     def cancel(self) -> tuple[list[Probe], list[Item]]:
         """Drop what has not begun. Returns it: the caller has to answer the probes and to settle the items."""
@@ -314,6 +314,14 @@ class WorkQueue:
         if kind is Kind.STORE:
             self.queued_store_bytes += sum(item.payload_bytes for item in items)
 
+    def _whole(self, item: Item) -> int:
+        """How many items like this one are not spread over several batches."""
+        return min(self._max_batch, self._batch_bytes // item.payload_bytes)
+
+    def _takers(self, items: Sequence[Item]) -> int:
+        """How many threads find a part of these."""
+        return min(self._threads, -(-len(items) // max(1, self._whole(items[0])))) if items else 0
+
     def _unfold_all(self) -> None:
         while self._folded:
             job = self._folded.popleft()
@@ -323,7 +331,7 @@ class WorkQueue:
             self._put(job.kind, items)
             if len(items) > 1:
                 # Whoever unfolds takes one part; the others are woken for the rest.
-                self._work.notify(min(len(items), self._threads) - 1)
+                self._work.notify(self._takers(items) - 1)
 
     def _due(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
@@ -352,10 +360,7 @@ class WorkQueue:
         if slots < 1 or not queue:
             return None
         # Enough for every thread to have a part, so that a job of a few records is not done by one thread alone.
-        limit = min(self._batch, -(-len(queue) // threads))
-        if self._batch_bytes:
-            limit = max(limit, min(self._max_batch, self._batch_bytes // queue[0].payload_bytes))
-        limit = min(limit, slots)
+        limit = min(slots, max(min(self._batch, -(-len(queue) // threads)), self._whole(queue[0])))
         items: list[Item] = []
         keys: set[bytes] = set()
         aside: list[Item] = []
