@@ -74,7 +74,7 @@ class AtAPeer:
 
     def __init__(self) -> None:
         owner = open_p2p("127.0.0.1:0", serve_bytes=32 << 20, data="zmq")
-        asker = open_p2p("127.0.0.1:0", peers=str(owner.address), data="zmq")
+        asker = open_p2p("127.0.0.1:0", peers=str(owner.address), data="zmq", answer_timeout_s=20.0)
         self.capabilities = owner.capabilities
         self.put, self.exists, self.get = owner.put, asker.exists, asker.get
         self._nodes = (asker, owner)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from isolation_bench import LONG_S, Open, answers, exists, wait_until, wait_up
+from isolation_bench import LONG_S, Open, answers, exists, until_in_doubt, wait_until, wait_up
 
 from kvstore_sdk.backend import (
     Deadline,
@@ -97,12 +97,16 @@ def test_a_call_that_waited_for_a_worker_until_its_deadline_was_not_begun(open_c
 def test_deadlines_and_settling_need_no_thread(open_child: Open, region: Region, tmp_path: Path) -> None:
     backend = open_child(workers=8, hang_kill_s=600.0)
     backend.register_region(region)
-    get = backend.begin("get", [Get("do/wait/go", (region.buffer(0, 4),))], Deadline.after(1.0))
-    there = backend.begin("exists", ["do/wait/go"], Deadline.after(1.0))
-    found = answers(backend, get, there)
-    [result] = found[get]
+
+    def ask(timeout_s: float) -> GetResult:
+        number = backend.begin("get", [Get("do/wait/go", (region.buffer(0, 4),))], Deadline.after(timeout_s))
+        [result] = answers(backend, number)[number]
+        return result
+
+    result = until_in_doubt(ask)
     assert result.status is GetStatus.IN_DOUBT
-    assert isinstance(found[there][0].error, TimedOutError)
+    there = backend.begin("exists", ["do/wait/go"], Deadline.after(0.2))
+    assert isinstance(answers(backend, there)[there][0].error, TimedOutError)
     early = backend.begin("settle", [result.ticket], Deadline.after(0.1))
     assert answers(backend, early) == {early: [False]}
     waiting = backend.begin("settle", [result.ticket], Deadline.after(LONG_S))

@@ -16,6 +16,7 @@ from vllm_models import ModelShop, TinyModel, prompts
 from vllm_p2p import WAYS, paths_of, peer_entry, serving_entry, tier_of
 
 from kvstore_sdk.backend import Deadline, open_backend
+from kvstore_sdk_backends.p2p import security
 
 LIMIT_S = 60.0
 FOR_EVER_S = 3600.0
@@ -74,6 +75,12 @@ def prefill(request: pytest.FixtureRequest, processes: list[EngineProcess], mode
     return Prefill(processes[0], way, models(name))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session of who asks, which is in this process, is lost because one of the processes had to wait for a core for seconds."""
+    monkeypatch.setattr(security, "_SILENCE_MS", 60_000)
+
+
 @pytest.fixture
 def decode(start: Callable[..., Engine], prefill: Prefill) -> Callable[..., Engine]:
     """Starts the engine that reads, in this process."""
@@ -120,15 +127,19 @@ def test_decode_that_is_asked_first_waits_and_computes_nothing(decode: Callable[
     waiting: list[bool] = []
 
     def ask_prefill() -> None:
-        waiting.append(engine.core.scheduler.has_requests())
-        prefill.process.post(ask=prefill.late)
+        try:
+            _until(engine.core.scheduler.has_requests)
+            time.sleep(1.0)
+            waiting.append(engine.core.scheduler.has_requests())
+        finally:
+            prefill.process.post(ask=prefill.late)
 
-    timer = threading.Timer(1.0, ask_prefill)
-    timer.start()
+    asking = threading.Thread(target=ask_prefill)
+    asking.start()
     try:
         (answer,) = engine.ask(prefill.late, named)
     finally:
-        timer.join()
+        asking.join()
         (expected,) = prefill.process.answers()
     engine.stop()
     assert waiting == [True]

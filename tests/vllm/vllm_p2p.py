@@ -15,7 +15,7 @@ from kvstore_sdk.keys import ChunkKey
 WAYS = {"tiering": {}, "offloading": {"spec": OURS}}
 """Both ways into vLLM -> the further arguments of an engine's connector."""
 
-LONGEST_STEP_S = 60.0
+LONGEST_STEP_S = 120.0
 
 
 def serving_entry(way: str, **options: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def serving_entry(way: str, **options: Any) -> dict[str, Any]:
 
 def peer_entry(**options: Any) -> dict[str, Any]:
     """Of a node that reads from whom a request names. There is nothing else: no file, no object, no list of peers."""
-    return {"type": "kvstore", "backend": "p2p", "location": "127.0.0.1:0", **PATIENT, **options}
+    return {"type": "kvstore", "backend": "p2p", "location": "127.0.0.1:0", "answer_timeout_s": 20.0, **PATIENT, **options}
 
 
 def backend_of(engine: Engine) -> Any:
