@@ -95,8 +95,9 @@ class Capabilities:
         max_parts: Most buffers in one item.
         align_bytes: Address and length of every buffer are multiples of this power of two, 4,096 at most.
         max_concurrency: Most calls at the same time, from different threads.
-        batch_bytes: Of a job, so much comes in one call where `max_batch` allows it: the backend moves a call's records side by side, and a
-            call costs it more than a few records do. 0: a job is spread over threads, in calls of `batch_records`.
+        batch_bytes: Payload bytes of one call, where the backend moves a call's records side by side, and a call costs more than a few of
+            them do. Fewer where there are no more, or `max_batch` or a quarter of the staging slots is reached; a larger record goes
+            alone. 0: a job is spread over threads, in calls of `batch_records`.
         max_name_bytes: Longest name. The SDK's own are at most 179 bytes.
         shared: Other processes, or hosts, that open the same location see the same records.
         read_after_write: What a put STORED, the next `exists` and `get` of any process find. False: they do so within 10 seconds.

@@ -34,6 +34,7 @@ class Batch:
         unanswered_s: Until when its call certainly ran, set by who makes it without waiting, and so sees the answer only when it comes by.
         returned: Its call has returned, and what is left to do is not the store's: it cannot be late.
         abandoned: It is late, and was given up.
+        failed: When the first of its items was found to be tried again, and by what their waits are stretched; None before.
     """
 
     probes: Sequence[Probe] = ()
@@ -48,6 +49,7 @@ class Batch:
     unanswered_s: float = float("inf")
     returned: bool = False
     abandoned: bool = False
+    failed: tuple[float, float] | None = None
     namespace: str = ""
     hint: Hint | None = None
 

@@ -102,18 +102,25 @@ class Loads:
             self._measure(came_bytes, began_s, min(time.monotonic(), batch.unanswered_s))
         failed: BackendError | None = None
         answered = False
+        flawed: list[tuple[Item, int, ChunkKey, Get, _Bad]] = []
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
             if _is_there(answer):
                 answered = True
-                yield from self._check(batch, item, key, get, answer, deadline, slot, doubts)
+                if (flaw := self._flaw(item, key, get, answer)) is None:
+                    self._deliver(batch, item, key, get)
+                else:
+                    flawed.append((item, slot, key, get, flaw))
             elif answer.status is GetStatus.MISSING:
                 answered = True
                 self._fail(batch, item, "missing", gone=True)
             else:
                 failed = answer.error or failed or BackendError(answer.status.value)
                 may_help = answer.status not in (GetStatus.IN_DOUBT, GetStatus.CLOSED)
-                if not (may_help and self._verdict.retry(item, answer.error)):
+                if not (may_help and self._verdict.retry(batch, item, answer.error)):
                     self._fail(batch, item, "timeout" if answer.status in (GetStatus.TIMED_OUT, GetStatus.IN_DOUBT) else "failed")
+        # Whatever was good does not wait for a second look at these.
+        for item, slot, key, get, flaw in flawed:
+            yield from self._look_again(batch, item, key, get, flaw, deadline, slot, doubts)
         self._verdict.judge(batch, breaker, "read", None if answered else failed)
 
     def _measure(self, came_bytes: int, began_s: float, ended_s: float) -> None:
@@ -122,14 +129,10 @@ class Loads:
             text = "%s: loads come with %.1f MB/s, less than min_load_mb_per_s: look-ups are misses until it is faster again"
             logger.warning(text, self._name, self._floor.mb_per_s)
 
-    def _check(
-        self, batch: Batch, item: Item, key: ChunkKey, get: Get, answer: GetResult, deadline: Deadline, slot: int, doubts: list[Doubt]
+    def _look_again(
+        self, batch: Batch, item: Item, key: ChunkKey, get: Get, first: _Bad, deadline: Deadline, slot: int, doubts: list[Doubt]
     ) -> Asking[None]:
-        """Verify what came, and hand it to the engine, or find it bad after a second look."""
-        first = self._flaw(item, key, get, answer)
-        if first is None:
-            self._deliver(batch, item, key, get)
-            return
+        """Read once more what is bad, and hand it to the engine if it is good then."""
         seconds: list[GetResult] = yield self._calls.get([get], deadline)
         again = seconds[0]
         if again.status is GetStatus.IN_DOUBT:

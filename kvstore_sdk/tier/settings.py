@@ -18,7 +18,7 @@ class TierSettings:
 
     io_threads: Annotated[int, Bounds(ge=1, le=256), "calls at the same time, at most the backend's max_concurrency"] = 8
     # A local disk keeps about 8 busy.
-    batch_records: Annotated[int, Bounds(ge=1, le=4096), "records in one call, at most the backend's max_batch"] = 16
+    batch_records: Annotated[int, Bounds(ge=1, le=4096), "records in one call, within max_batch; a backend's batch_bytes go before it"] = 16
     # Few enough that a job of some hundred records is spread over the threads.
     verify: Annotated[bool, "check every record that is loaded; switch it off only to measure"] = True
     # A wrong byte is a wrong answer that nobody sees; checking costs some per cent of a load.

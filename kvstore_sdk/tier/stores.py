@@ -83,7 +83,7 @@ class Stores:
                 else:
                     failed = answer.error or failed or BackendError(answer.status.value)
                 may_help = answer.status not in (PutStatus.IN_DOUBT, PutStatus.CLOSED)
-                if not (may_help and self._verdict.retry(item, answer.error)):
+                if not (may_help and self._verdict.retry(batch, item, answer.error)):
                     timeout = answer.status in (PutStatus.TIMED_OUT, PutStatus.IN_DOUBT)
                     endings.append(item.ended(Outcome.FAILED, "timeout" if timeout else "failed"))
         if written or there:

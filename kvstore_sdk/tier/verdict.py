@@ -32,8 +32,8 @@ class Verdict:
         # Only for the jitter of retries; seeded from the system.
         self._random = random.Random()
 
-    def retry(self, item: Item, error: BackendError | None) -> bool:
-        """Queue the item again if that may help and there is time. Returns whether it did."""
+    def retry(self, batch: Batch, item: Item, error: BackendError | None) -> bool:
+        """Queue an item of a batch again if that may help and there is time. Returns whether it did. Those of one batch stay together."""
         if error is not None and error.advice is not Advice.RETRY:
             return False
         load = item.job.kind is Kind.LOAD
@@ -41,10 +41,13 @@ class Verdict:
         if item.attempts >= self._settings.retries or not item.job.open or breaker.is_open:
             return False
         # Full jitter around a doubling mean: repeats of many clients spread out.
-        wait_s = self._random.uniform(0, 2) * self._settings.retry_base_s * 2**item.attempts
+        if batch.failed is None:
+            batch.failed = (time.monotonic(), self._random.uniform(0, 2))
+        failed_s, jitter = batch.failed
+        wait_s = jitter * self._settings.retry_base_s * 2**item.attempts
         if isinstance(error, ThrottledError) and isinstance(error.retry_after_s, (int, float)):
             wait_s = max(wait_s, error.retry_after_s)
-        due_s = time.monotonic() + wait_s
+        due_s = failed_s + wait_s
         if not due_s < item.job.deadline_s:
             return False
         item.attempts += 1

@@ -56,8 +56,9 @@ class WorkQueue:
             max_threads: Most threads, late ones included.
             depth: Calls in the place of one, of those that need no thread: what whoever comes by only now and then has to have under way.
             batch: Most items in a batch.
-            max_batch: Most probes in a batch, and most items where there are `batch_bytes`.
-            batch_bytes: So much is not spread over several batches, nor are as many probes as fit; 0 for nothing.
+            max_batch: Most probes in a batch; and most items, in the place of `batch`, where there are `batch_bytes`.
+            batch_bytes: A batch has items of so many bytes, or one that is larger, and as many probes as fit; 0: both are spread over
+                the threads.
             unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
         """
         self.slot_bytes = slot_bytes
@@ -72,6 +73,7 @@ class WorkQueue:
         self._depth = depth
         # A quarter of the threads, and at least one where there are two, is never busy with stores; likewise a quarter of the slots.
         self._kept_threads = max(1, threads // 4) if threads > 1 else 0
+        self._slots = slots
         self._store_slots = slots - max(1, slots // 4)
         self._free = list(range(slots - 1, -1, -1))
         # Reentrant only because conditions are faster on it.
@@ -240,6 +242,8 @@ class WorkQueue:
                     return batch
                 self._work.wait(self._sleep_s(now))
             self._alive -= 1
+            # It may have been woken for something: whoever stays looks for it.
+            self._work.notify()
             return None
 
     def try_next(self) -> Batch | None:
@@ -314,13 +318,19 @@ class WorkQueue:
         if kind is Kind.STORE:
             self.queued_store_bytes += sum(item.payload_bytes for item in items)
 
-    def _whole(self, item: Item) -> int:
-        """How many items like this one are not spread over several batches."""
-        return min(self._max_batch, self._batch_bytes // item.payload_bytes)
+    def _goes_with(self, item: Item, first: Item, room_bytes: int, now: float) -> bool:
+        """Whether an item may be in the batch of another one, which has room for so many bytes."""
+        if self._batch_bytes and item.payload_bytes > room_bytes:
+            return False
+        # A batch has the time of the item that has least.
+        left_s, firsts_s = item.job.deadline_s - now, first.job.deadline_s - now
+        return left_s <= 2 * firsts_s and firsts_s <= 2 * left_s
 
     def _takers(self, items: Sequence[Item]) -> int:
-        """How many threads find a part of these."""
-        return min(self._threads, -(-len(items) // max(1, self._whole(items[0])))) if items else 0
+        """How many threads find a part of these, if they are woken now. Each that takes one wakes the next."""
+        if not self._batch_bytes:
+            return min(self._threads, len(items))
+        return min(self._threads, -(-sum(item.payload_bytes for item in items) // self._batch_bytes))
 
     def _unfold_all(self) -> None:
         while self._folded:
@@ -359,13 +369,20 @@ class WorkQueue:
         queue = self._queues[kind]
         if slots < 1 or not queue:
             return None
-        # Enough for every thread to have a part, so that a job of a few records is not done by one thread alone.
-        limit = min(slots, max(min(self._batch, -(-len(queue) // threads)), self._whole(queue[0])))
+        if self._batch_bytes:
+            # Not most of the slots either, however small the records: what is late holds its slots.
+            limit = min(slots, self._max_batch, max(self._batch, self._slots // 4))
+        else:
+            # Enough for every thread to have a part, so that a job of a few records is not done by one thread alone.
+            limit = min(slots, self._batch, -(-len(queue) // threads))
+        room_bytes = self._batch_bytes
         items: list[Item] = []
         keys: set[bytes] = set()
         aside: list[Item] = []
         namespace = ""
         while queue and len(items) < limit:
+            if items and not self._goes_with(queue[0], items[0], room_bytes, now):
+                break
             item = queue.popleft()
             if kind is Kind.STORE:
                 self.queued_store_bytes -= item.payload_bytes
@@ -378,6 +395,7 @@ class WorkQueue:
                 continue
             namespace = item.job.namespace
             keys.add(item.key)
+            room_bytes -= item.payload_bytes
             items.append(item)
         for item in reversed(aside):
             queue.appendleft(item)

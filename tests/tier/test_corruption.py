@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tier_bench import PAYLOAD_BYTES, Engine, Shop, identity, key, keys, payload
 
-from kvstore_sdk.backend import UnavailableError
+from kvstore_sdk.backend import Deadline, Get, GetResult, UnavailableError
 from kvstore_sdk.format import Flaw, record_bytes, seal, verify
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.testing import Fault, FaultyBackend, Hang, Raise, RecordingBackend, SwapRecords, WrongBytes, WrongSize
@@ -98,6 +98,25 @@ def test_a_damaged_record_is_a_miss_and_is_made_good_by_the_next_store(
     assert sorted(events[:4]) == sorted((one, False) for one in keys(4))
     assert events[4:] == [(key(0), True), (key(0), False)]
     assert not backend.breaches
+
+
+def test_good_records_do_not_wait_for_a_second_look_at_a_bad_one(
+    backend: RecordingBackend, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(backend, io_threads=1)
+    engine.store(keys(4))
+    shop = Shop(backend.inner)
+    shop.replace(key(0), flipped(shop.record(key(0)), 4096 + 7))
+    loaded: list[float] = []
+    get = backend.inner.get
+
+    def watched(gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
+        loaded.append(engine.total("loads", "loaded"))
+        return get(gets, deadline)
+
+    monkeypatch.setattr(backend.inner, "get", watched)
+    assert engine.load(keys(4)).failed == (key(0),)
+    assert loaded == [0, 3]
 
 
 def test_two_records_that_changed_places_are_both_found(backend: RecordingBackend, new_engine: NewEngine) -> None:

@@ -93,8 +93,8 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         self.now_s = 100.0
         # Jobs take their times from the real clock, and live for ever; the queue's own waits are turned by the machine.
         module.time = SimpleNamespace(monotonic=lambda: self.now_s)  # type: ignore[assignment]
-        # Of so many at most each call is, where as many are not to be spread: what `max_batch` allows of them.
-        self.slots, self.threads, self.batch = slots, threads, max(batch, min(whole, 3))
+        self.slots, self.threads = slots, threads
+        self.batch = min(3, whole, max(batch, slots // 4)) if whole else batch
         self.queue = Queue(slots=slots, threads=threads, max_threads=threads + more, batch=batch, batch_bytes=whole * BYTES)
         self.numbers = itertools.count(1)
         self.jobs: list[Job] = []
@@ -385,10 +385,35 @@ def test_so_many_bytes_as_a_backend_moves_side_by_side_are_not_spread() -> None:
     assert [len(queue.take().items) for _ in range(3)] == [10, 10, 5]
 
 
-def test_what_is_not_spread_fits_into_a_call_and_into_the_slots() -> None:
-    queue = Queue(slots=24, batch=4, max_batch=16, batch_bytes=1 << 40)
+@pytest.mark.parametrize(("slots", "most"), [(100, 16), (24, 6), (8, 4)])
+def test_what_is_not_spread_fits_into_a_call_and_leaves_slots_to_others(slots: int, most: int) -> None:
+    """A call that is late holds its slots, however small the records are."""
+    queue = Queue(slots=slots, batch=4, max_batch=16, batch_bytes=1 << 40)
     queue.put_job(job(1, Kind.LOAD, list(range(100))))
-    assert [len(queue.take().items) for _ in range(2)] == [16, 8]
+    assert [len(queue.take().items) for _ in range(2)] == [most, most]
+
+
+def test_records_of_several_sizes_make_calls_of_so_many_bytes_and_a_larger_one_goes_alone() -> None:
+    queue = Queue(slots=64, batch=4, max_batch=16, batch_bytes=10)
+    made = job(1, Kind.LOAD, list(range(7)))
+    queue.put_items(Kind.LOAD, [Item(made, place, size) for place, size in enumerate((1, 8, 8, 1, 1, 30, 10))])
+    assert [[item.payload_bytes for item in queue.take().items] for _ in range(4)] == [[1, 8], [8, 1, 1], [30], [10]]
+
+
+def test_what_has_far_less_time_left_goes_in_a_call_of_its_own() -> None:
+    """A call has the time of the item that has least."""
+    queue = Queue(slots=64, threads=1, batch=16)
+    for number, timeout_s in enumerate((100.0, 90.0, 20.0, 30.0)):
+        queue.put_job(job(number, Kind.LOAD, [number], timeout_s=timeout_s))
+    assert [[item.job.job_id for item in queue.take().items] for _ in range(2)] == [[0, 1], [2, 3]]
+
+
+def test_a_thread_that_ends_wakes_another_one_for_what_it_may_have_been_woken_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(queue._work, "notify", lambda count=1: woken.append(count))
+    queue._alive += 1
+    assert queue.next() is None
+    assert woken == [1]
 
 
 @pytest.mark.parametrize(("batch_bytes", "calls"), [(0, [64, 64, 64, 8]), (1, [200])])
