@@ -214,10 +214,17 @@ class Plane:
         peer = _Peer(agent, checked, plane_names.target_of(agent, checked))
         with self._lock:
             self._peers.pop(session, None)
-        with peer.admitting:
-            self._admit(session, peer, deadline)
+        try:
+            with peer.admitting:
+                self._admit(session, peer, deadline)
+        except BackendError:
+            with self._lock:
+                # The child may have done it, and said so too late.
+                self._dropped[session] = self.child
+            raise
         with self._lock:
             self._peers[session] = peer
+            self._dropped.pop(session, None)
 
     def drop(self, session: bytes) -> None:
         """Forget a peer. What is on its way to it goes on. Up to half a second."""
@@ -225,7 +232,7 @@ class Plane:
             if self._peers.pop(session, None) is None:
                 return
             self._dropped[session] = self.child
-        self._forget_dropped()
+        self._forget_dropped(time.monotonic() + _DROP_S)
 
     def send(self, session: bytes, pieces: Sequence[tuple[Buffer, int]], deadline: Deadline) -> list[PutResult]:
         """WRITE each buffer to its address at a peer, all of them in one go. Within a quarter of a second of the deadline.
@@ -247,14 +254,23 @@ class Plane:
         with peer.admitting:
             if not peer.generation or peer.generation != self.child:
                 self._admit(session, peer, deadline)
+                with self._lock:
+                    if self._peers.get(session) is not peer:
+                        # Dropped meanwhile.
+                        self._dropped[session] = peer.generation
             generation = peer.generation
         results = self._backend.put(
             [Put(plane_names.place(session, peer.target, address), (buffer,)) for buffer, address in pieces], deadline
         )
+        if any(result.status is PutStatus.FAILED for result in results):
+            # It may not know the peer: it is told again before the next one.
+            peer.generation = 0
         if self.child != generation and generation != self._fenced:
             with self._lock:
                 if self._peers.get(session) is peer:
                     del self._peers[session]
+                    # Another call may have told the next child of it.
+                    self._dropped[session] = self.child
         return results
 
     def settle(self, tickets: Sequence[Ticket], deadline: Deadline) -> list[bool]:
@@ -290,7 +306,7 @@ class Plane:
             self._peers.clear()
             self._regions.clear()
 
-    def _forget_dropped(self) -> None:
+    def _forget_dropped(self, until_s: float) -> None:
         """Have the child forget who was dropped. What it does not answer in time is asked again before somebody is admitted: while it knows
         one session of an agent it takes no other one of it.
         """
@@ -301,7 +317,7 @@ class Plane:
         if not asked:
             return
         with contextlib.suppress(BackendError):
-            answers = self._backend.delete([session.hex() for session in asked], Deadline.after(_DROP_S))
+            answers = self._backend.delete([session.hex() for session in asked], Deadline(until_s))
             with self._lock:
                 for session, answer in zip(asked, answers, strict=True):
                     if not isinstance(answer, Failure):
@@ -309,7 +325,7 @@ class Plane:
 
     def _admit(self, session: bytes, peer: _Peer, deadline: Deadline) -> None:
         """Tell the child that is up of a peer."""
-        self._forget_dropped()
+        self._forget_dropped(min(deadline.at_s, time.monotonic() + _DROP_S))
         generation = self.child
         name = plane_names.admission(session, peer.agent, peer.regions)
         [admitted] = self._backend.exists([name], Deadline(min(deadline.at_s, time.monotonic() + 3.0)))
