@@ -165,13 +165,15 @@ def test_a_flood_hurts_nobody(attack: Attack, secured: bool, start_node: Callabl
     owner.ask("put", names=wanted, size=SIZE)
     wait_for(lambda: loads_all(asker, wanted, SIZE))
     quiet, quiet_bytes = descriptors(owner.pid), resident_bytes(owner.pid)
-    most = 0
+    most = missed = 0
     with under(attack, owner.address):
         for _ in range(ROUNDS):
-            # A session that was idle for long may have had to make room, and is begun again.
+            # A session of a process that stood still, or that was idle for long, may have had to make room, and is begun again.
+            missed += not loads_all(asker, wanted, SIZE)
             wait_for(lambda: loads_all(asker, wanted, SIZE))
             most = max(most, descriptors(owner.pid))
             time.sleep(0.1)
+    assert missed <= ROUNDS // 4
     assert most - quiet <= CONNECTIONS + A_SESSION * MAX_PEERS + SLACK
     late = time.monotonic() + 3 * LIMIT_S
     while descriptors(owner.pid) > quiet + A_SESSION * MAX_PEERS or not loads_all(asker, wanted, SIZE):

@@ -183,7 +183,10 @@ def test_a_connection_whose_session_ended_has_time_for_another_and_no_more(monke
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "with a key"])
-def test_a_flood_of_connections_is_bounded_and_a_session_survives_it(secured: bool, key: CurveKey) -> None:
+def test_a_flood_of_connections_is_bounded_and_a_session_survives_it(secured: bool, key: CurveKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Or that alone would end them.
+    monkeypatch.setattr(guards, "SESSION_S", 3600.0)
+
     async def test() -> None:
         async with running(key if secured else None, most=16) as node:
             good = node.client()

@@ -233,7 +233,7 @@ def test_it_listens_on_loopback_alone_whatever_the_environment_says(monkeypatch:
 
 @over_tcp
 def test_idle_it_costs_next_to_nothing_and_while_something_is_expected_more(pair: Pair) -> None:
-    """Under 1 % of a core in either process, where a wake-up takes 30 us or less. The second half shows that the first one could fail."""
+    """Some 0.4 % of a core in either process. The second half shows that the first one could fail."""
     with pair.dying(pair.asker):
         pair.asker.fence()
     pid = pair.asker.pid
@@ -248,7 +248,7 @@ def test_idle_it_costs_next_to_nothing_and_while_something_is_expected_more(pair
     time.sleep(4.0)
     after, took_s = used(), time.monotonic() - began_s
     # The seconds on a machine of any speed.
-    for first, last, most in zip(before, after, (300, 300, 0.05, 0.05), strict=True):
+    for first, last, most in zip(before, after, (100, 160, 0.02, 0.02), strict=True):
         assert last - first < most * took_s
     pair.asker.expect(time.monotonic() + LONG_S)
     woken = wake_ups(pid)
