@@ -59,6 +59,19 @@ def test_a_pause_costs_its_time_and_hits_resume(start_node: Start, path: str, pa
     wait_for(lambda: owner.lent() == 0)
 
 
+def test_an_owner_that_stands_still_is_noticed_long_before_the_deadline(start_node: Start, path: str) -> None:
+    """After 1.5 s of silence, and one more try at a session."""
+    owner, asker = open_pair(start_node, path)
+    owner.pause()
+    try:
+        done = asker.ask("get", names=WANTED[:8], size=SIZE, timeout_s=50.0)
+    finally:
+        owner.go_on()
+    assert "FOUND" not in done["statuses"]
+    assert done["took_s"] < 30.0
+    wait_for(lambda: loads_all(asker, WANTED, SIZE), 40.0)
+
+
 @pytest.mark.parametrize("seconds", [0.0, *PAUSES])
 def test_no_byte_that_is_used_again_is_written_late(start_node: Start, path: str, link: Link, seconds: float) -> None:
     """The owner stands still in the middle of a load, until it has timed out, or so much longer that the session is lost. What is in
