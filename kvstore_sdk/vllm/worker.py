@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kvstore_sdk.vllm import compat
 from kvstore_sdk.vllm.marks import RowMarks
-from kvstore_sdk.vllm.pairing import plan_copies, used_pages
+from kvstore_sdk.vllm.offloading.copies import Copies, DevicePages, merge
+from kvstore_sdk.vllm.offloading.device import copy_in_host
+from kvstore_sdk.vllm.pairing import Integers, plan_copies, used_pages
 
 __all__ = ["HostCopies", "ScrubbedHandler", "ScrubbedWorker", "SlotLayout", "WorkerHandler"]
 
@@ -55,15 +56,15 @@ class HostCopies:
     """
 
     def __init__(self, kv_caches: Any, layout: SlotLayout, region: Any) -> None:
-        stride = compat.row_bytes(region)
-        rows = int(region.total_size_bytes) // stride
+        pages = [DevicePages.of(found) for found in kv_caches.tensors]
         self._layout = layout
         self._region = region
-        self._tensors = [found.tensor.view(torch.int8).view(-1, page) for found, page in zip(kv_caches.tensors, layout.pages, strict=True)]
-        self._slots = [
-            torch.as_strided(compat.region_tensor(region), (rows, layout.blocks_per_chunk, page), (stride, page, 1), start)
-            for page, start in zip(layout.pages, layout.starts, strict=True)
-        ]
+        self._row_bytes = compat.row_bytes(region)
+        self._rows = memoryview(compat.region_tensor(region).numpy()).cast("B")
+        self._row_count = len(self._rows) // self._row_bytes
+        self._block_counts = [found.blocks for found in pages]
+        self._strides = [found.stride for found in pages]
+        self._tensors = [memoryview(found.flat().numpy()).cast("B") for found in pages]
         self._result = compat.transfer_result_class()
         self._done: list[Any] = []
 
@@ -87,24 +88,41 @@ class HostCopies:
 
     def shutdown(self) -> None:
         """Let go of the region and unmap it."""
-        self._tensors, self._slots = [], []
+        self._tensors, self._rows = [], memoryview(b"")
         if self._region is not None:
             self._region.cleanup()
             self._region = None
 
     def _copy(self, job_id: int, device: Any, rows: npt.ArrayLike, *, to_rows: bool) -> None:
         started = time.perf_counter()
-        moved = 0
+        copies = merge(self._plan(device, rows))
+        copy_in_host(self._tensors, self._rows, copies, store=to_rows)
+        elapsed_s = time.perf_counter() - started
+        self._done.append(self._result(job_id=job_id, success=True, transfer_size=copies.total_bytes, transfer_time=elapsed_s))
+
+    def _plan(self, device: Any, rows: npt.ArrayLike) -> Copies:
+        """Every page of a transfer as a stretch of a tensor and of the rows.
+
+        Raises:
+            ValueError: blocks and rows do not add up, or are not there.
+        """
+        found: list[tuple[Integers, ...]] = []
         for part in plan_copies(device, rows, self._layout.blocks_per_chunk):
-            blocks, numbers, pages = (torch.from_numpy(index) for index in (part.blocks, part.rows, part.pages))
+            if part.rows.min() < 0 or part.rows.max() >= self._row_count:
+                raise ValueError(f"transfer: rows {part.chunks.tolist()} are not all below {self._row_count}")
             for tensor, size in self._layout.used(part.group).items():
-                slots, blocks_of = self._slots[tensor][:, :, :size], self._tensors[tensor][:, :size]
-                if to_rows:
-                    slots[numbers, pages] = blocks_of[blocks]
-                else:
-                    blocks_of[blocks] = slots[numbers, pages]
-                moved += size * len(part.blocks)
-        self._done.append(self._result(job_id=job_id, success=True, transfer_size=moved, transfer_time=time.perf_counter() - started))
+                if part.blocks.min() < 0 or part.blocks.max() >= self._block_counts[tensor]:
+                    raise ValueError(f"transfer: blocks {part.blocks.tolist()} are not all below {self._block_counts[tensor]}")
+                in_row = self._layout.starts[tensor] + part.pages * self._layout.pages[tensor]
+                found.append(
+                    (
+                        np.full_like(part.blocks, tensor),
+                        part.blocks * self._strides[tensor],
+                        part.rows * self._row_bytes + in_row,
+                        np.full_like(part.blocks, size),
+                    )
+                )
+        return Copies(*map(np.concatenate, zip(*found, strict=True))) if found else Copies(*np.empty((4, 0), np.int64))
 
 
 class _Scrubber:

@@ -112,6 +112,51 @@ def test_what_was_stored_is_loaded_into_other_blocks() -> None:
     assert all(torch.equal(kv.tensors[tensor].tensor[untouched], before[tensor][untouched]) for tensor in range(3))
 
 
+def test_blocks_that_lie_apart_on_the_device_are_moved_alone() -> None:
+    """A layer's pages may be every other of one allocation. What lies between them is another layer's."""
+    kv = caches()
+    for found in kv.tensors:
+        wide = torch.randint(-128, 127, (found.tensor.shape[0], 3 * found.page_size_bytes), dtype=torch.int8)
+        found.tensor = wide[:, found.page_size_bytes : 2 * found.page_size_bytes]
+    region, layout = Region(), SlotLayout(kv, 2, 0)
+    worker = HostCopies(kv, layout, region)
+    whole = [found.tensor._base.clone() for found in kv.tensors]
+    worker.submit_store(1, device([[0, 1, 2, 3], [4, 5]], [0, 0]), host([1, 2, 3]))
+    worker.submit_load(2, host([1, 2, 3]), device([[10, 11, 12, 13], [14, 15]], [0, 0]))
+    assert region.rows[2].tobytes() == expected_row(kv, layout, 0, [2, 3])
+    for tensor, (before, page) in enumerate(zip(whole, PAGES, strict=True)):
+        for group, blocks in enumerate(([0, 1, 2, 3], [4, 5])):
+            size = dict(REFS[group]).get(tensor, 0)
+            before[[block + 10 for block in blocks], page : page + size] = before[blocks, page : page + size]
+        assert torch.equal(kv.tensors[tensor].tensor._base, before)
+
+
+@pytest.mark.parametrize("blocks", [[-1], [40]], ids=["before the first", "after the last"])
+@pytest.mark.parametrize("way", ["store", "load"])
+def test_a_transfer_of_blocks_that_are_not_there_touches_nothing(way: str, blocks: list[int]) -> None:
+    region = Region()
+    kv, _, worker = make(region, 1)
+    _refused(worker, kv, region, way, device([[1, *blocks], []], [0, 0]), host([0, 1]))
+
+
+@pytest.mark.parametrize("rows", [[-1], [ROWS]], ids=["before the first", "after the last"])
+@pytest.mark.parametrize("way", ["store", "load"])
+def test_a_transfer_of_rows_that_are_not_there_touches_nothing(way: str, rows: list[int]) -> None:
+    """They would be another mapping's bytes."""
+    region = Region()
+    kv, _, worker = make(region, 1)
+    _refused(worker, kv, region, way, device([[1, 2], []], [0, 0]), host([0, *rows]))
+
+
+def _refused(worker: ScrubbedWorker, kv: Any, region: Region, way: str, blocks: Any, rows: Any) -> None:
+    before = [tensor.tensor.clone() for tensor in kv.tensors], region.rows.tobytes()
+    with pytest.raises(ValueError, match="are not all below"):
+        worker.submit_store(1, blocks, rows) if way == "store" else worker.submit_load(1, rows, blocks)
+    assert all(torch.equal(tensor.tensor, old) for tensor, old in zip(kv.tensors, before[0], strict=True))
+    assert region.rows.tobytes() == before[1]
+    assert worker.get_finished() == []
+
+
 def test_a_part_of_a_chunk_that_is_not_stored_is_zeroed() -> None:
     """A sliding window has dropped the first blocks: what the row held there belongs to somebody else."""
     region = Region()

@@ -20,7 +20,7 @@ from kvstore_sdk.vllm.offloading.marks import MAX_SEQUENCE, Marks
 from kvstore_sdk.vllm.offloading.plan import Plan, read_plan
 from kvstore_sdk.vllm.offloading.transfers import SlotSpec
 
-__all__ = ["DeviceCopies", "HostMover", "Motion", "Mover", "TorchMover"]
+__all__ = ["DeviceCopies", "HostMover", "Motion", "Mover", "TorchMover", "copy_in_host"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,23 @@ class _Done(NamedTuple):
         return self.elapsed_s
 
 
+def copy_in_host(tensors: Sequence[memoryview], region: memoryview, copies: Copies, *, store: bool) -> None:
+    """Copy between tensors and a region that both lie in host memory, as bytes. What lies outside of either is refused.
+
+    Raises:
+        ValueError: a copy names bytes that are not there. Those before it were made.
+    """
+    stretches = (copies.tensor, copies.device, copies.device + copies.bytes, copies.host, copies.host + copies.bytes)
+    lists = zip(*(array.tolist() for array in stretches), strict=True)
+    # Slices of memory views cost the least of all ways that Python has, and refuse what lies outside.
+    if store:
+        for tensor, start, end, host, host_end in lists:
+            region[host:host_end] = tensors[tensor][start:end]
+    else:
+        for tensor, start, end, host, host_end in lists:
+            tensors[tensor][start:end] = region[host:host_end]
+
+
 class HostMover:
     """For tensors in host memory: copies at once, in the calling thread.
 
@@ -96,15 +113,7 @@ class HostMover:
         region, tensors = self._region, self._tensors
         if region is None:
             raise ValueError("HostMover: it was closed")
-        stretches = (copies.tensor, copies.device, copies.device + copies.bytes, copies.host, copies.host + copies.bytes)
-        lists = zip(*(array.tolist() for array in stretches), strict=True)
-        # Slices of memory views cost the least of all ways that Python has, and refuse what lies outside.
-        if store:
-            for tensor, start, end, host, host_end in lists:
-                region[host:host_end] = tensors[tensor][start:end]
-        else:
-            for tensor, start, end, host, host_end in lists:
-                tensors[tensor][start:end] = region[host:host_end]
+        copy_in_host(tensors, region, copies, store=store)
         return _Done(time.perf_counter() - started)
 
 
