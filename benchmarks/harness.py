@@ -7,19 +7,35 @@ are averaged geometrically; the interval is a bootstrap over rounds.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-import math
-import os
-import platform
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-RESAMPLES = 2000
+from kvstore_sdk.bench.machine import filesystem_of, machine_facts
+from kvstore_sdk.bench.plot import Bar, bars
+from kvstore_sdk.bench.statistics import RESAMPLES, bootstrap, geometric_mean
+
+__all__ = [
+    "RESAMPLES",
+    "Cell",
+    "CellResult",
+    "add_outputs",
+    "bootstrap",
+    "chart",
+    "filesystem_of",
+    "geometric_mean",
+    "machine_facts",
+    "publish",
+    "report",
+    "run_cell",
+    "save",
+    "verdict",
+]
 
 
 @dataclass(frozen=True)
@@ -66,37 +82,6 @@ def run_cell(cell: Cell, rounds: int, rng: random.Random) -> CellResult:
     return CellResult(cell.name, cell.judged, seen["ours"], seen["theirs"], seen["again"])
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
-def bootstrap(ratios: Sequence[float], seed: int = 1) -> tuple[float, float]:
-    """95 % interval of the geometric mean of `ratios`, by resampling rounds."""
-    rng = random.Random(seed)
-    logs = [math.log(ratio) for ratio in ratios]
-    means = sorted(statistics.fmean(rng.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
-    return math.exp(means[int(RESAMPLES * 0.025)]), math.exp(means[int(RESAMPLES * 0.975)])
-
-
-def machine_facts() -> dict[str, str]:
-    """What a reader needs to judge the figures."""
-    model = next((line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    memory_kib = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": f"{os.cpu_count()} x {model}",
-        "memory": f"{memory_kib / 2**20:.0f} GiB",
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def filesystem_of(path: Path) -> str:
-    """Type of the filesystem that holds `path`."""
-    found = [line.split()[1:3] for line in _lines("/proc/mounts")]
-    return max((mount for mount in found if path.resolve().is_relative_to(mount[0])), key=lambda mount: len(mount[0]))[1]
-
-
 def verdict(results: Sequence[CellResult], mean: float, least: float) -> list[str]:
     """What speaks against *ours* keeping up: the geometric mean over the judged cells, and each whose whole interval lies below `least`."""
     judged = [r for r in results if r.judged]
@@ -125,14 +110,46 @@ def report(title: str, unit: str, results: Sequence[CellResult], facts: dict[str
     return "\n".join(lines) + "\n"
 
 
-def save(path: Path, title: str, unit: str, results: Sequence[CellResult], facts: dict[str, str]) -> None:
-    """All rates by round, as JSON."""
-    body = {"title": title, "unit": unit, "facts": facts, "cells": [dataclasses.asdict(r) for r in results]}
+def save(
+    path: Path,
+    title: str,
+    unit: str,
+    results: Sequence[CellResult],
+    facts: dict[str, str],
+    targets: Sequence[dict[str, str | bool]] = (),
+) -> None:
+    """All rates by round, as JSON; and what `targets.judge` says of them."""
+    body = {"title": title, "unit": unit, "facts": facts, "targets": list(targets), "cells": [dataclasses.asdict(r) for r in results]}
     path.write_text(json.dumps(body, indent=1) + "\n")
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
+def chart(title: str, results: Sequence[CellResult]) -> str:
+    """The ratios with their intervals, as SVG: each cell's, and beside it what noise alone does to ours against itself."""
+    cells = {
+        r.name: {
+            "ours / theirs": Bar(r.ratio, *r.interval),
+            "ours / ours (noise)": Bar(geometric_mean([a / b for a, b in zip(r.ours, r.again, strict=True)]), *r.noise),
+        }
+        for r in results
+    }
+    return bars(title, "ratio of rates, 95 % intervals", cells, mark=1.0, text="{:.2f}")
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, `--markdown` and `--svg`: files that `publish` writes."""
+    for name, what in (("json", "all rates by round"), ("markdown", "the table"), ("svg", "a plot of the ratios")):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{what} goes here, too")
+
+
+def publish(
+    args: argparse.Namespace, title: str, unit: str, results: Sequence[CellResult], facts: dict[str, str], notes: Sequence[str] = ()
+) -> None:
+    """Print the report with `notes` below it, a line each, and write the files that `add_outputs` was told."""
+    text = report(title, unit, results, facts) + "".join(f"\n{note}\n" for note in notes)
+    print(text)
+    if args.json:
+        save(args.json, title, unit, results, facts)
+    if args.markdown:
+        args.markdown.write_text(text)
+    if args.svg:
+        args.svg.write_text(chart(title, results))
