@@ -16,10 +16,13 @@ CALLS_PER_CHILD = 20_000
 
 
 class Child:
-    """Starts `script` with `arguments` on demand; `ask` sends a JSON object and returns the JSON object that comes back."""
+    """Starts `script` with `arguments` on demand; `ask` sends a JSON object and returns the JSON object that comes back.
 
-    def __init__(self, script: Path, *arguments: str) -> None:
-        self._command = [sys.executable, str(script), *arguments]
+    `python` runs it, by default the one that runs this.
+    """
+
+    def __init__(self, script: Path, *arguments: str, python: str = sys.executable) -> None:
+        self._command = [python, str(script), *arguments]
         self._process: subprocess.Popen[str] | None = None
         self._calls = 0
 

@@ -4,6 +4,7 @@
     python3 tools/env.py overlays    Python files of other vLLM versions; prints their folder, which holds `<version>/vllm`
     python3 tools/env.py lint        the test tools without any engine; prints the folder of the environment
     python3 tools/env.py suites      what vendors run the suite with; prints a folder that holds an environment for each version of pytest
+    python3 tools/env.py lmcache     LMCache on top of the engine, for `make bench-peers`; prints the folder of the environment
     python3 tools/env.py pins        resolve the engine anew and write `tools/pins/constraints.txt`
 
 Everything lies in `$KVSTORE_ENV_DIR`, by default `~/.cache/kvstore-sdk`, in folders named after the pins that they were built from: a
@@ -38,6 +39,8 @@ from pathlib import Path
 OLDEST, TOO_NEW = (3, 11), (3, 15)  # of the engine's wheel
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "tools" / "pins"
+ENGINE_PINS = ("engine.txt", "stores.txt", "peers.txt", "nixl.txt", "tools.txt", "constraints.txt")
+LMCACHE_USED = ("lmcache.lmcache_fs", "lmcache.v1.distributed.l2_adapters.fs_l2_adapter", "lmcache.v1.storage_backend.local_disk_backend")
 COMPLETE = ".complete"
 
 BUILD_TIMEOUT_S = 3600.0  # one command of pip on a slow line; the whole engine takes 2 minutes on a fast one
@@ -59,13 +62,13 @@ class SetupError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build the environments of this repository.")
-    parser.add_argument("what", choices=["engine", "overlays", "lint", "suites", "pins"])
+    parser.add_argument("what", choices=["engine", "overlays", "lint", "suites", "lmcache", "pins"])
     what = parser.parse_args(arguments).what
     try:
         if not OLDEST <= sys.version_info[:2] < TOO_NEW:
             found = sys.version.partition(" ")[0]
             raise SetupError(f"this is Python {found}, it must be 3.11 to 3.14; choose another one: make PYTHON=python3.12 ...")
-        need_system_packages(engine=what in ("engine", "pins"))
+        need_system_packages(engine=what in ("engine", "lmcache", "pins"))
         if what == "engine":
             link_clone(engine())
         elif what == "overlays":
@@ -74,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(lint())
         elif what == "suites":
             print(suites())
+        elif what == "lmcache":
+            print(lmcache())
         else:
             write_constraints()
     except SetupError as problem:
@@ -89,8 +94,7 @@ def cache() -> Path:
 
 def engine() -> Path:
     """The environment with the engine and the test tools."""
-    pins = ("engine.txt", "stores.txt", "peers.txt", "nixl.txt", "tools.txt", "constraints.txt")
-    path = cache() / f"engine-{key_of(pins)}"
+    path = cache() / f"engine-{key_of(ENGINE_PINS)}"
     what = "vLLM on CPU, clients of stores and the test tools, some minutes and 3.5 to 6.5 GB"
     return ensure(path, "bin/python", what, lambda: build_engine(path, constrained=True))
 
@@ -123,6 +127,21 @@ def suites() -> Path:
     return root
 
 
+def lmcache() -> Path:
+    """The environment with LMCache, which has the engine's packages behind it."""
+    path = cache() / f"lmcache-{key_of((*ENGINE_PINS, 'lmcache.txt'))}"
+
+    def build() -> None:
+        base = engine()
+        create_venv(path)
+        put_behind(path, base)
+        pip_install(path, "--no-deps", "-r", PINS / "lmcache.txt")
+        # What it lacks it would say in the middle of a measurement.
+        run([path / "bin" / "python", "-c", f"import {', '.join(LMCACHE_USED)}"])
+
+    return ensure(path, "bin/python", "LMCache on the engine's packages, 0.1 GB", build)
+
+
 def overlays() -> Path:
     """A folder that holds `<version>/vllm` for every pinned version: Python files and nothing compiled."""
     root = cache() / "vllm-overlays"
@@ -148,10 +167,7 @@ def link_clone(base: Path) -> None:
         path.mkdir()
         stamp.touch()  # marks the folder as ours also when this build is interrupted
         create_venv(path, with_pip=False)
-        site = next(path.glob("lib/python3.*/site-packages"))
-        behind = next(base.glob("lib/python3.*/site-packages"))
-        # addsitedir and not a bare path, so that the .pth files over there count as well.
-        (site / "engine.pth").write_text(f"import site; site.addsitedir({str(behind)!r})\n")
+        put_behind(path, base)
         pip_install(path, "--no-deps", "--no-build-isolation", "--editable", ROOT)
         stamp.write_text(wanted)
 
@@ -270,6 +286,14 @@ def read_pins(name: str) -> list[str]:
 def create_venv(path: Path, *, with_pip: bool = True) -> None:
     # A process of its own, so that it starts without the variables that `run` takes away.
     run([sys.executable, "-m", "venv", *([] if with_pip else ["--without-pip"]), path])
+
+
+def put_behind(environment: Path, base: Path) -> None:
+    """Let `environment` import what `base` has, after its own."""
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    behind = next(base.glob("lib/python3.*/site-packages"))
+    # addsitedir and not a bare path, so that the .pth files over there count as well.
+    (site / "engine.pth").write_text(f"import site; site.addsitedir({str(behind)!r})\n")
 
 
 def pip_install(environment: Path, *arguments: str | Path) -> None:

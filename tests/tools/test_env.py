@@ -114,6 +114,39 @@ def test_every_pinned_pytest_gets_an_environment_with_the_same_plugins(env: Modu
     assert all(pins == plugins[0] and not any(pin.startswith("pytest==") for pin in pins) for pins in plugins)
 
 
+def test_lmcache_has_the_engines_packages_behind_it_and_brings_none_of_its_own(env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = env.cache() / "engine"
+    calls: list[tuple[object, ...]] = []
+
+    def create(path: Path) -> None:
+        (path / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+        (path / "bin").mkdir()
+        (path / "bin" / "python").touch()
+
+    create(base)
+    monkeypatch.setattr(env, "engine", lambda: base)
+    monkeypatch.setattr(env, "create_venv", create)
+    monkeypatch.setattr(env, "pip_install", lambda path, *arguments: calls.append(arguments))
+    monkeypatch.setattr(env, "run", lambda command: calls.append(tuple(command)))
+    path = env.lmcache()
+    assert env.lmcache() == path
+    assert calls[0] == ("--no-deps", "-r", env.PINS / "lmcache.txt")
+    assert calls[1][0] == path / "bin" / "python"
+    assert len(calls) == 2
+    behind = path / "lib" / "python3.11" / "site-packages" / "engine.pth"
+    assert str(base / "lib" / "python3.11" / "site-packages") in behind.read_text()
+
+
+def test_another_engine_is_another_lmcache(env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "PINS", tmp_path)
+    for name in (*env.ENGINE_PINS, "lmcache.txt"):
+        (tmp_path / name).write_text(f"{name.partition('.')[0]}==1\n")
+    monkeypatch.setattr(env, "ensure", lambda path, *_: path)
+    before = env.lmcache()
+    (tmp_path / "engine.txt").write_text("engine==2\n")
+    assert env.lmcache() != before
+
+
 def test_a_failed_command_shows_what_it_printed(env: ModuleType) -> None:
     with pytest.raises(env.SetupError, match=r"(?s)exit code 3.*no such package"):
         env.run([sys.executable, "-c", "import sys; print('no such package', file=sys.stderr); sys.exit(3)"])
