@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from kvstore_sdk.cli import backends, conformance, copy, demo, health, keygen, ls, prune, repair, stat, verify
+from kvstore_sdk.cli import backends, bench, conformance, copy, demo, health, keygen, ls, prune, repair, stat, verify
 from kvstore_sdk.errors import ConfigError, KVStoreError
 
 __all__ = ["main", "make_parser"]
@@ -21,7 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvstore", description="Storage backends for tiered LLM KV caches.")
     parser.add_argument("--version", action="version", version=f"kvstore-sdk {version('kvstore-sdk')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (health, ls, stat, verify, repair, prune, copy, keygen, backends, conformance, demo):
+    for module in (health, ls, stat, verify, repair, prune, copy, bench, keygen, backends, conformance, demo):
         module.add_command(commands)
     return parser
 

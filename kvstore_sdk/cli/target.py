@@ -73,7 +73,9 @@ def _name(pair: str) -> str:
     return pair.partition("=")[0]
 
 
-def add_target(parser: argparse.ArgumentParser, name: str = "target", flags: str = "", what: str = "the store") -> None:
+def add_target(
+    parser: argparse.ArgumentParser, name: str = "target", flags: str = "", what: str = "the store", *, optional: bool = False
+) -> None:
     """Add the arguments that name a store: a positional one, `--location` and `--option`.
 
     Args:
@@ -81,9 +83,12 @@ def add_target(parser: argparse.ArgumentParser, name: str = "target", flags: str
         name: Of the positional argument: `target`, `source`, ...
         flags: Comes before `location` and `option`, for a command with two stores: `to-` makes `--to-location` and `--to-option`.
         what: The store, in words.
+        optional: It is named by a flag, `--NAME`, and may be left out.
     """
     shown = name.upper()
-    parser.add_argument(name, metavar=shown, help=f"{what}: a URL, such as file:///mnt/kv, a backend's name, or module:factory")
+    parser.add_argument(
+        f"--{name}" if optional else name, metavar=shown, help=f"{what}: a URL, such as file:///mnt/kv, a backend's name, or module:factory"
+    )
     parser.add_argument(f"--{flags}location", dest=f"{name}_location", metavar="LOCATION", help=f"where it is, when {shown} is no URL")
     parser.add_argument(
         f"--{flags}option",
