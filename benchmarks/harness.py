@@ -142,13 +142,19 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def publish(
-    args: argparse.Namespace, title: str, unit: str, results: Sequence[CellResult], facts: dict[str, str], notes: Sequence[str] = ()
+    args: argparse.Namespace,
+    title: str,
+    unit: str,
+    results: Sequence[CellResult],
+    facts: dict[str, str],
+    notes: Sequence[str] = (),
+    targets: Sequence[dict[str, str | bool]] = (),
 ) -> None:
-    """Print the report with `notes` below it, a line each, and write the files that `add_outputs` was told."""
+    """Print the report with `notes` below it, a line each, and write the files that `add_outputs` was told. `targets`: as `save`."""
     text = report(title, unit, results, facts) + "".join(f"\n{note}\n" for note in notes)
     print(text)
     if args.json:
-        save(args.json, title, unit, results, facts)
+        save(args.json, title, unit, results, facts, targets)
     if args.markdown:
         args.markdown.write_text(text)
     if args.svg:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import random
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import ModuleType
 
@@ -66,6 +69,24 @@ def test_a_cell_whose_interval_reaches_the_mark_has_not_missed_it(harness: Modul
     unsure = result(harness, [0.6, 1.2, 0.7, 1.1, 0.8], [1.0] * 5)
     assert unsure.interval[0] < 0.85 < unsure.interval[1]
     assert harness.verdict([unsure], 0.8, 0.85) == []
+
+
+def test_a_report_is_printed_and_written_in_every_form_that_was_asked_for(
+    harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    harness.add_outputs(parser)
+    files = {name: tmp_path / f"it.{name}" for name in ("json", "markdown", "svg")}
+    args = parser.parse_args([part for name, file in files.items() for part in (f"--{name}", str(file))])
+    cells = [result(harness, [2.0] * 3, [1.0] * 3, "a <cell>")]
+    harness.publish(args, "Title", "MB/s", cells, {"cpu": "x"}, ["Nothing missed."], [{"name": "it", "met": True}])
+    assert capsys.readouterr().out.rstrip() == files["markdown"].read_text().rstrip()
+    assert files["markdown"].read_text().endswith("Nothing missed.\n")
+    saved = json.loads(files["json"].read_text())
+    assert (saved["cells"][0]["ours"], saved["targets"][0]["name"]) == ([2.0] * 3, "it")
+    assert "a <cell>" in [text.text for text in ET.fromstring(files["svg"].read_text()).iter("{http://www.w3.org/2000/svg}text")]
+    harness.publish(parser.parse_args([]), "Title", "MB/s", cells, {})
+    assert sorted(tmp_path.iterdir()) == sorted(files.values())
 
 
 def test_a_report_has_a_row_a_cell_and_the_mean_of_the_judged_ones(harness: ModuleType) -> None:
