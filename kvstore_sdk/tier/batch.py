@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvstore_sdk.backend import Hint, Ticket
 from kvstore_sdk.tier.jobs import Item, Kind
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 
 __all__ = ["Batch", "Doubt"]
 
@@ -23,10 +23,11 @@ class Doubt:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one thread does next: one backend call's worth of probes, of items of one kind, or of tickets to settle.
+    """What one thread does next: one backend call's worth of keys of a probe, of items of one kind, or of tickets to settle.
 
     Attributes:
-        hint: Of the request whose probes they are.
+        keys: Of the probe, those that the backend is asked about.
+        hint: Of the request whose probe it is.
         slots: The slots of the items, one each.
         started_s: When a thread took it.
         timeout_s: What the call is allowed when it does not have to wait for a thread first.
@@ -37,7 +38,8 @@ class Batch:
         failed: When the first of its items was found to be tried again, and by what their waits are stretched; None before.
     """
 
-    probes: Sequence[Probe] = ()
+    probe: Probe | None = None
+    keys: Sequence[bytes] = ()
     items: Sequence[Item] = ()
     doubts: Sequence[Doubt] = ()
     slots: Sequence[int] = ()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.tier.breaker import Breakers
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 
 __all__ = ["Health"]
 
@@ -121,7 +121,7 @@ class Health:
                 if out_s <= self._timeout_s:
                     return _LOOK_S
                 # If it was not begun, it need not be: whoever comes to it drops it, and then the next one is due.
-                probe.over = True
+                probe.over.update(probe.keys)
                 if out_s <= _AGAIN_S:
                     return _SOON_S
             if now < self._due_s:
@@ -135,8 +135,7 @@ class Health:
                 # A look-up tries it, or it is to be left alone.
                 return min(_SOON_S, self._probe_s)
             self._answered = self._answers(probe)
-            probe = self._probe = Probe(_SCRATCH, now)
-            probe.trial = True
+            probe = self._probe = Probe.of(_SCRATCH, asked_s=now, trial=True)
             self._is_new = True
             self._due_s = now + self._probe_s
         self._send(probe)

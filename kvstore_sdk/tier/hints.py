@@ -11,7 +11,7 @@ from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.keys import GROUP_BYTES, ChunkKey
 
 if TYPE_CHECKING:
-    from kvstore_sdk.tier.lookups import Probe
+    from kvstore_sdk.tier.probe import Probe
 
 __all__ = ["Asker", "Waits", "call_s", "patience_s"]
 
@@ -34,7 +34,7 @@ class Asker:
 
     Attributes:
         hint: As the request came with it.
-        probes: Its questions that are open, in the order in which they were asked.
+        probes: Its open probe of a key, in the order in which they were asked for.
         since_s: When the first one was, from which on it waits; infinity before.
     """
 
@@ -59,15 +59,15 @@ class Waits:
             number.to_bytes(GROUP_BYTES, "big") for number, group in groups if not group.window and not group.state_shapes
         )
 
-    def hint(self, namespace: str, probes: Sequence[Probe], now: float) -> Hint | None:
-        """With questions of one request that are asked now."""
-        asker = probes[0].asker
+    def hint(self, namespace: str, probe: Probe, now: float) -> Hint | None:
+        """With what is asked now."""
+        asker = probe.asker
         if asker is None:
             return None
         left_s = min(asker.hint.wait_s, asker.since_s + asker.hint.wait_s - now)
         if left_s < _SHORTEST_WAIT_S:
             return dataclasses.replace(asker.hint, wait_s=0.0)
-        chain = self._chain([probe.key for probe in probes])
+        chain = self._chain([key for key in probe.keys if key not in probe.over])
         return dataclasses.replace(asker.hint, wait_s=left_s, until=tuple(ChunkKey.from_engine(namespace, key).name for key in chain))
 
     def _chain(self, keys: Sequence[bytes]) -> Sequence[bytes]:

@@ -8,38 +8,17 @@ from itertools import islice
 
 from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier.hints import Asker, patience_s
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.types import Lookup
 
-__all__ = ["LookupTable", "Probe"]
+__all__ = ["LookupTable"]
 
 _MAX_REQUESTS = 65_536
 """Requests whose end is never told are forgotten beyond this, oldest first."""
+_SHARE_TOO_MANY = 128
+"""Of a table that is full, this part is forgotten at once."""
 
 _HIT, _MISS, _PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
-
-
-class Probe:
-    """One key that the backend is asked about, and the requests that wait for the answer.
-
-    Attributes:
-        asker: The request, if it has a hint; it alone waits then.
-        answered: Of a trial, whether the backend answered it; None before. False also when it was dropped unasked.
-        over: Nobody waits any more: it need not be asked. Set by the engine's thread, read by others.
-        trial: It is to find out whether the store works again.
-        overruled: Whether the key is there, when that became known otherwise after the question: it stands, whatever a late answer says.
-    """
-
-    __slots__ = ("answered", "asked_s", "asker", "key", "over", "overruled", "trial", "waiting")
-
-    def __init__(self, key: bytes, asked_s: float, asker: Asker | None = None) -> None:
-        self.key = key
-        self.asked_s = asked_s
-        self.asker = asker
-        self.over = False
-        self.trial = False
-        self.answered: bool | None = None
-        self.overruled: bool | None = None
-        self.waiting: set[str] = set()
 
 
 class LookupTable:
@@ -48,11 +27,13 @@ class LookupTable:
     - A MISS holds for the request that asked; a HIT for `ttl_s`, or until the key is `lost`.
     - A request is told HIT at most `max_hits` times for one key, then MISS: a prefix larger than the host tier, or a load that always
       fails, ends in a recomputation, never in a request that waits for ever.
-    - Every probe is answered or becomes a MISS `timeout_s` after its key was first asked for, at the next `expire`, or when a request that
-      waits for it looks it up. A request whose hint says that it waits has its own questions, and a second more than that for them.
+    - Every question is answered or becomes a MISS `timeout_s` after its key was first asked for, at the next `expire`, or when a request
+      that waits for it looks it up. What a request asks for between two steps counts as asked with the first of it. A request whose hint
+      says that it waits has its own questions, and a second more than that for them.
     - An answer to a question that was asked before newer news of the key does not overwrite them.
 
-    The way of a known key is kept short: it is on the engine's own thread, for every chunk of every request that waits.
+    The way of a key is kept short: it is on the engine's own thread, for every chunk of every request that waits. So what a request asks
+    for in one step is one `Probe`, and its answers are taken in together.
     """
 
     def __init__(
@@ -80,15 +61,17 @@ class LookupTable:
         self._bad: dict[bytes, None] = {}
         # Found gone, so that it is found once.
         self._gone: dict[bytes, None] = {}
-        # In the order in which they were asked for; those of requests with a hint are with the request.
+        # The open probe of a key, in the order in which they were asked for; those of requests with a hint are with the request.
         self._probes: dict[bytes, Probe] = {}
         self._askers: dict[str, Asker] = {}
         self._unsent: dict[str, list[Probe]] = {}
+        # Of those, the one that a request's next question is added to.
+        self._asking: dict[str, Probe] = {}
         # What each request was told: how often it may still hear HIT for a key. 0 is MISS, and a key that is not in it was not answered.
         self._told: dict[str, dict[bytes, int]] = {}
         self._closed = False
         self.hits = self.misses = self.timeouts = 0
-        """Requests and keys that were told HIT and MISS, and probes that got no answer in time. The owner reads them and sets them back."""
+        """Requests and keys that were told HIT and MISS, and keys that got no answer in time. The owner reads them and sets them back."""
 
     def __len__(self) -> int:
         return len(self._present)
@@ -103,13 +86,14 @@ class LookupTable:
         if request_id not in self._told:
             self._open(request_id)
         self._askers.setdefault(request_id, Asker(hint))
+        self._asking.pop(request_id, None)
 
     def is_hinted(self, request_id: str) -> bool:
         """Whether what this request asks is asked with a hint."""
         return request_id in self._askers
 
     def lookup(self, request_id: str, key: bytes) -> Lookup:
-        """Answer from what is known; a key that is not known becomes a probe."""
+        """Answer from what is known; a key that is not known is asked about."""
         told = self._told.get(request_id)
         if told is None:
             told = self._open(request_id)
@@ -119,6 +103,11 @@ class LookupTable:
                 told[key] = self._max_hits - 1
                 self.hits += 1
                 return _HIT
+            probe = self._asking.get(request_id)
+            if probe is not None and key not in probe.table and key not in self._bad and self._is_key(key):
+                probe.keys.append(key)
+                probe.table[key] = probe
+                return _PENDING
             if self._ask(request_id, told, key):
                 return _PENDING
             left = told[key]
@@ -131,6 +120,8 @@ class LookupTable:
     def ask_again(self, request_id: str, key: bytes) -> Lookup:
         """As `lookup`, but what is known to be there is not believed: the question is the trial of a store that did not work."""
         self._present.pop(key, None)
+        # A probe of its own, so that nothing else is asked with it.
+        self._asking.pop(request_id, None)
         answer = self.lookup(request_id, key)
         asker = self._askers.get(request_id)
         if (probe := (self._probes if asker is None else asker.probes).get(key)) is not None:
@@ -153,6 +144,8 @@ class LookupTable:
 
     def expire(self) -> None:
         """Give up the probes that have waited too long, so that those nobody looks up again do not pile up."""
+        # What is asked from now on has the time from now on.
+        self._asking.clear()
         if self._probes:
             self._expire(self._probes, self._timeout_s)
         if self._askers:
@@ -160,49 +153,50 @@ class LookupTable:
                 if asker.probes:
                     self._expire(asker.probes, patience_s(self._timeout_s, asker.hint))
 
-    def take_unsent(self) -> list[list[Probe]]:
-        """The probes that nobody was asked about yet, one list a request; with a hint or without, all of a list."""
+    def take_unsent(self) -> list[Probe]:
+        """The probes that nobody was asked about yet: one for each request, and one more if it asked without a hint before."""
         if not self._unsent:
             return []
         unsent, self._unsent = self._unsent, {}
-        still_open: Iterable[list[Probe]] = ([probe for probe in probes if not probe.over] for probes in unsent.values())
-        if self._askers:
-            # A request may have asked before it was begun with a hint.
-            parts = ((probes, hinted) for probes in still_open for hinted in (False, True))
-            still_open = ([probe for probe in probes if (probe.asker is not None) is hinted] for probes, hinted in parts)
-        return [probes for probes in still_open if probes]
+        self._asking.clear()
+        return [probe for probes in unsent.values() for probe in probes if probe.is_wanted]
 
-    def answer(self, probe: Probe, present: bool | None) -> bool:
-        """The backend's answer to a probe; None when there is none, which those who wait hear as MISS.
+    def answer(self, probe: Probe, keys: Sequence[bytes], present: bool | None) -> list[bytes]:
+        """The backend's answer to keys of a probe; None when there is none, which those who wait hear as MISS.
 
         Returns:
-            Whether this is how we learn that a record is gone: it was known to be there.
+            Those of which we learn like this that a record is gone: they were known to be there.
         """
-        key = probe.key
-        if not self._is_open(probe):
-            return False
-        del (self._probes if probe.asker is None else probe.asker.probes)[key]
-        probe.over = True
-        gone = False
-        if probe.overruled is not None:
-            present = probe.overruled
-        elif present:
-            self._remember((key,))
-        elif self._present.pop(key, None) is not None and present is False:
-            gone = self._found_gone(key)
-        for request_id in probe.waiting:
-            told = self._told.get(request_id)
-            if told is not None and key not in told:
-                told[key] = self._max_hits if present else 0
-                self.hits += bool(present)
-                self.misses += not present
-        return gone
+        table = probe.table
+        told = self._told.get(probe.request_id) if probe.request_id is not None else None
+        if told is None or probe.others or probe.overruled:
+            return [key for key in keys if table.get(key) is probe and self._answer_one(probe, key, present)]
+        # The request alone waits, and nothing else became known: what follows for one follows for all.
+        left = self._max_hits if present else 0
+        before = len(told)
+        closed = []
+        for key in keys:
+            if table.get(key) is probe:
+                del table[key]
+                closed.append(key)
+                if key not in told:
+                    told[key] = left
+        if present:
+            self.hits += len(told) - before
+            self._remember(closed)
+            return []
+        self.misses += len(told) - before
+        known = self._present
+        if known.keys().isdisjoint(closed):
+            return []
+        return [key for key in closed if known.pop(key, None) is not None and present is False and self._found_gone(key)]
 
-    def give_up(self, probes: Iterable[Probe]) -> None:
-        """These probes get no answer in time."""
-        for probe in probes:
-            self.timeouts += not probe.over and self._is_open(probe)
-            self.answer(probe, None)
+    def give_up(self, probe: Probe, keys: Iterable[bytes]) -> None:
+        """These keys of a probe get no answer in time."""
+        late = [key for key in keys if probe.table.get(key) is probe]
+        self.timeouts += len(late)
+        probe.over.update(late)
+        self.answer(probe, late, None)
 
     def is_present(self, key: bytes) -> bool:
         """Whether the key is known to be there, fresh enough not to be stored again."""
@@ -237,7 +231,7 @@ class LookupTable:
         self._present.pop(key, None)
         # Not of those with a hint: they are asked elsewhere, and what they wait for may have come since.
         if (probe := self._probes.get(key)) is not None:
-            probe.overruled = False
+            probe.overruled[key] = False
         if not gone:
             return False
         self._bad.pop(key, None)
@@ -249,28 +243,25 @@ class LookupTable:
     def end_request(self, request_id: str) -> None:
         """Forget what the request was told, and what it asked and nobody else waits for, if no call was made for it yet."""
         self._told.pop(request_id, None)
+        self._asking.pop(request_id, None)
         if (asker := self._askers.pop(request_id, None)) is not None:
-            for probe in asker.probes.values():
-                probe.over = True
+            for key, probe in asker.probes.items():
+                probe.over.add(key)
             asker.probes.clear()
         for probe in self._unsent.pop(request_id, ()):
-            probe.waiting = {waiting for waiting in probe.waiting if waiting in self._told}
-            if probe.waiting:
-                # Somebody else waits for it too: it is sent on their behalf.
-                self._unsent.setdefault(min(probe.waiting), []).append(probe)
-            elif self._probes.get(probe.key) is probe:
-                del self._probes[probe.key]
-                probe.over = True
+            self._hand_over(probe)
 
     def clear(self) -> None:
         """Forget everything that is known. Requests that wait hear MISS, and those that were told HIT too."""
         for probes in (self._probes, *(asker.probes for asker in self._askers.values())):
-            for probe in list(probes.values()):
-                self.answer(probe, None)
+            for key, probe in list(probes.items()):
+                probe.over.add(key)
+                self.answer(probe, (key,), None)
         self._present.clear()
         self._bad.clear()
         self._gone.clear()
         self._unsent.clear()
+        self._asking.clear()
         for told in self._told.values():
             for key in told:
                 told[key] = 0
@@ -293,21 +284,59 @@ class LookupTable:
             asker.since_s = min(asker.since_s, now)
         probe = probes.get(key)
         if probe is None:
-            probe = probes[key] = Probe(key, now, asker)
-            self._unsent.setdefault(request_id, []).append(probe)
-        probe.waiting.add(request_id)
+            probe = self._asking.get(request_id)
+            if probe is None or probe.table is not probes:
+                probe = self._asking[request_id] = Probe(probes, now, request_id, asker)
+                self._unsent.setdefault(request_id, []).append(probe)
+            probe.keys.append(key)
+            probes[key] = probe
+            return True
+        if probe.request_id != request_id:
+            probe.others.setdefault(key, set()).add(request_id)
         if now - probe.asked_s <= timeout_s:
             return True
-        self.give_up((probe,))
+        self.give_up(probe, (key,))
         return False
 
-    def _is_open(self, probe: Probe) -> bool:
-        """Whether somebody waits for this probe, and not for a later one of the same key."""
-        return (self._probes if probe.asker is None else probe.asker.probes).get(probe.key) is probe
+    def _answer_one(self, probe: Probe, key: bytes, present: bool | None) -> bool:
+        """Close a probe's key. Returns whether this is how we learn that its record is gone."""
+        del probe.table[key]
+        gone = False
+        if key in probe.overruled:
+            present = probe.overruled[key]
+        elif present:
+            self._remember((key,))
+        elif self._present.pop(key, None) is not None and present is False:
+            gone = self._found_gone(key)
+        waiting = probe.others.pop(key, set())
+        if probe.request_id is not None:
+            waiting.add(probe.request_id)
+        for request_id in waiting:
+            told = self._told.get(request_id)
+            if told is not None and key not in told:
+                told[key] = self._max_hits if present else 0
+                self.hits += bool(present)
+                self.misses += not present
+        return gone
+
+    def _hand_over(self, probe: Probe) -> None:
+        """Its request has ended before it was sent: leave it to whoever else waits for a key of it, or close it."""
+        probe.request_id = heir = None
+        for key in probe.keys:
+            if probe.table.get(key) is not probe:
+                continue
+            waiting = probe.others[key] = {request_id for request_id in probe.others.get(key, ()) if request_id in self._told}
+            if waiting:
+                heir = min(waiting)
+            else:
+                del probe.table[key]
+                probe.over.add(key)
+        if heir is not None:
+            self._unsent.setdefault(heir, []).append(probe)
 
     def _expire(self, probes: dict[bytes, Probe], timeout_s: float) -> None:
         while probes and self.now_s - (oldest := next(iter(probes.values()))).asked_s > timeout_s:
-            self.give_up((oldest,))
+            self.give_up(oldest, oldest.keys)
 
     def _open(self, request_id: str) -> dict[bytes, int]:
         if len(self._told) >= _MAX_REQUESTS:
@@ -320,17 +349,15 @@ class LookupTable:
         if self._gone:
             for key in keys:
                 self._gone.pop(key, None)
-        self._present.update(dict.fromkeys(keys, until_s))
+        present = self._present
+        for key in keys:
+            present[key] = until_s
         _keep_newest(self._present, self._max_keys)
-        self._overrule(self._probes, keys)
-        for asker in self._askers.values():
-            self._overrule(asker.probes, keys)
-
-    def _overrule(self, probes: dict[bytes, Probe], keys: Sequence[bytes]) -> None:
-        if probes:
-            for key in keys:
-                if (probe := probes.get(key)) is not None:
-                    probe.overruled = True
+        for probes in (self._probes, *(asker.probes for asker in self._askers.values())):
+            if probes and not probes.keys().isdisjoint(keys):
+                for key in keys:
+                    if (probe := probes.get(key)) is not None:
+                        probe.overruled[key] = True
 
     def _found_gone(self, key: bytes) -> bool:
         if key in self._gone:
@@ -341,6 +368,7 @@ class LookupTable:
 
 
 def _keep_newest(table: dict[bytes, float] | dict[bytes, None], number: int) -> None:
+    """Leave at most so many. Some more go than have to: to find the first of a table costs what was taken from its front before."""
     if (excess := len(table) - number) > 0:
-        for key in list(islice(table, excess)):
+        for key in list(islice(table, excess + number // _SHARE_TOO_MANY)):
             del table[key]

@@ -6,6 +6,7 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 
 __all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "MetricSpec", "MetricsDelta", "TierMetrics"]
 
@@ -113,7 +114,7 @@ class TierMetrics:
         self._totals: Counter[Series] = Counter()
         self._new: Counter[Series] = Counter()
         # Appended to without the lock: the engine's thread would wait for a thread of ours that holds it and was put to sleep.
-        self._observed: deque[tuple[str, Labels, float]] = deque(maxlen=_MAX_OBSERVATIONS)
+        self._observed: deque[tuple[str, Labels, float, int]] = deque(maxlen=_MAX_OBSERVATIONS)
         self._gauges: dict[Series, Callable[[], float]] = {}
         self._kept: dict[Series, Callable[[], float]] = {}
         self._told: dict[Series, float] = {}
@@ -133,11 +134,11 @@ class TierMetrics:
             raise ValueError(f"metric {name} takes the labels {self._counters[name].labels}, not {labels}")
         self._kept[name, labels] = total
 
-    def observe(self, name: str, value: float, *labels: str) -> None:
-        """Add one observation to one of its histograms."""
+    def observe(self, name: str, value: float, *labels: str, times: int = 1) -> None:
+        """Add an observation to one of its histograms, or several of one value."""
         if len(labels) != len(self._histograms[name].labels):
             raise ValueError(f"metric {name} takes the labels {self._histograms[name].labels}, not {labels}")
-        self._observed.append((name, labels, value))
+        self._observed.append((name, labels, value, times))
 
     def gauge(self, name: str, read: Callable[[], float], *labels: str) -> None:
         """Say how one of its gauges is read."""
@@ -165,8 +166,9 @@ class TierMetrics:
                 if new := total - self._told.get(series, 0.0):
                     counters[series] = new  # type: ignore[assignment]
                 self._told[series] = total
-        observed: defaultdict[Series, list[float]] = defaultdict(list)
+        observed: defaultdict[Series, deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_OBSERVATIONS))
         for _ in range(len(self._observed)):
-            name, labels, value = self._observed.popleft()
-            observed[name, labels].append(max(0.0, value))
-        return MetricsDelta(counters, observed, {series: float(read()) for series, read in self._gauges.items()})
+            name, labels, value, times = self._observed.popleft()
+            observed[name, labels].extend(repeat(max(0.0, value), times))
+        observations = {series: list(values) for series, values in observed.items()}
+        return MetricsDelta(counters, observations, {series: float(read()) for series, read in self._gauges.items()})

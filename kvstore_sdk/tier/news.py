@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore_sdk.tier.lookups import LookupTable, Probe
+from kvstore_sdk.tier.lookups import LookupTable
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.types import TierEvent
 
 __all__ = ["Answered", "Inbox", "Lost", "News", "Stored"]
@@ -16,10 +18,12 @@ _MAX_EVENTS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The backend's answer to a probe; None when it gave none."""
+    """The backend's answers to keys of a probe: those that are there, those that are not, and those that it said nothing of."""
 
     probe: Probe
-    present: bool | None
+    present: Sequence[bytes] = ()
+    absent: Sequence[bytes] = ()
+    unknown: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,10 @@ class Inbox:
                     table.seen(there)
                 fresh = there = ()
             if isinstance(said, Answered):
-                if table.answer(said.probe, said.present):
-                    self._note((said.probe.key,), removed=True)
+                for keys, present in ((said.present, True), (said.absent, False), (said.unknown, None)):
+                    if keys:
+                        for key in table.answer(said.probe, keys, present):
+                            self._note((key,), removed=True)
             elif isinstance(said, Lost) and said.namespace == namespace and table.lost(said.key, bad=said.bad, gone=said.gone):
                 self._note((said.key,), removed=True)
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from kvstore_sdk.backend import BackendError, Deadline, Failure, Ticket
+from kvstore_sdk.backend import Deadline, Failure, Ticket
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.breaker import Breakers
@@ -17,6 +17,7 @@ from kvstore_sdk.tier.jobs import Ending, Kind
 from kvstore_sdk.tier.loads import Loads
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import Answered, News
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.records import Records
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.stores import Stores
@@ -92,8 +93,8 @@ class Pipeline:
         doubts: list[Doubt] = []
         over: list[Doubt] = []
         try:
-            if batch.probes:
-                yield from self._probe(batch)
+            if batch.probe is not None:
+                yield from self._probe(batch, batch.probe)
             elif batch.doubts:
                 over = yield from self._ask_about(batch)
             elif batch.kind is Kind.LOAD:
@@ -128,30 +129,30 @@ class Pipeline:
                 self._records.give_back()
         return over
 
-    def _probe(self, batch: Batch) -> Asking[None]:
+    def _probe(self, batch: Batch, probe: Probe) -> Asking[None]:
         breaker = self._breakers.exists
-        if breaker.is_open and batch.hint is None and not any(probe.trial for probe in batch.probes):
+        if breaker.is_open and batch.hint is None and not probe.trial:
             # Asked before the breaker opened: nobody should wait for the same failure once more.
-            for probe in batch.probes:
-                self._tell(Answered(probe, None))
+            self._tell(Answered(probe, unknown=batch.keys))
             return
         # From when the first of them was asked for; a little time even if that was long ago.
         batch.timeout_s = patience_s(self._settings.lookup_timeout_s, batch.hint)
-        batch.deadline_s = max(batch.probes[0].asked_s + call_s(batch.timeout_s), time.monotonic() + 0.01)
-        names = [ChunkKey.from_engine(batch.namespace, probe.key).name for probe in batch.probes]
+        batch.deadline_s = max(probe.asked_s + call_s(batch.timeout_s), time.monotonic() + 0.01)
+        names = [ChunkKey.from_engine(batch.namespace, key).name for key in batch.keys]
         if batch.hint is not None:
             self._calls.hint(names, batch.hint)
         answers: list[bool | Failure] = yield self._calls.exists(names, Deadline(batch.deadline_s))
-        now = time.monotonic()
-        failed: BackendError | None = None
-        answered = False
-        for probe, answer in zip(batch.probes, answers, strict=True):
-            if isinstance(answer, Failure):
-                failed = answer.error
-                self._tell(Answered(probe, None))
-            else:
-                answered = True
-                self._tell(Answered(probe, answer))
-            if probe.waiting:
-                self._metrics.observe("lookup_seconds", now - probe.asked_s)
-        self.verdict.judge(batch, breaker, "read", None if answered else failed)
+        failures = [answer.error for answer in answers if isinstance(answer, Failure)]
+        # Sorted here, so that the engine's thread takes them in as a whole.
+        said = list(zip(batch.keys, answers, strict=True))
+        self._tell(
+            Answered(
+                probe,
+                [key for key, answer in said if answer is True],
+                [key for key, answer in said if answer is False],
+                [key for key, answer in said if isinstance(answer, Failure)] if failures else (),
+            )
+        )
+        if probe.request_id is not None or probe.others:
+            self._metrics.observe("lookup_seconds", time.monotonic() - probe.asked_s, times=len(batch.keys))
+        self.verdict.judge(batch, breaker, "read", failures[-1] if len(failures) == len(answers) else None)

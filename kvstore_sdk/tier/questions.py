@@ -8,19 +8,20 @@ from typing import NamedTuple
 
 from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier.batch import Batch
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 
 __all__ = ["Questions"]
 
-_LEAST_PROBES = 64
+_LEAST_KEYS = 64
 """Names that are not worth a second call: a round trip costs as much as looking so many up."""
 
 
 class _Question(NamedTuple):
-    """Probes of one request, for one call or several."""
+    """Keys of a probe, for one call or several."""
 
     namespace: str
-    probes: Sequence[Probe]
+    probe: Probe
+    keys: Sequence[bytes]
     hint: Hint | None
 
 
@@ -28,9 +29,9 @@ class Questions:
     """Used under the lock of its queue. Calls that may wait have a line of their own: nobody stands behind them."""
 
     def __init__(self, batch: int, *, whole: bool = False) -> None:
-        """`batch`: most probes in a call. `whole`: as many as that are never spread over several."""
+        """`batch`: most keys in a call. `whole`: as many as that are never spread over several."""
         self._batch = batch
-        self._least = batch if whole else _LEAST_PROBES
+        self._least = batch if whole else _LEAST_KEYS
         self._line: deque[_Question] = deque()
         self._patient: deque[_Question] = deque()
 
@@ -42,12 +43,13 @@ class Questions:
         """Calls to be made that may wait."""
         return len(self._patient)
 
-    def put(self, namespace: str, probes: Sequence[Probe], hint: Hint | None, threads: int) -> int:
-        """Take in a request's probes: one call, or for many of them one for each of the threads where a store may look one name up after
-        another. Returns how many calls."""
+    def put(self, namespace: str, probe: Probe, hint: Hint | None, threads: int) -> int:
+        """Take in a probe: one call, or for many keys one for each of the threads where a store may look one name up after another.
+        Returns how many calls."""
         patient = hint is not None and hint.wait_s > 0
-        size = self._batch if patient else max(self._least, -(-len(probes) // threads))
-        parts = [_Question(namespace, probes[at : at + size], hint) for at in range(0, len(probes), size)]
+        keys = probe.keys
+        size = self._batch if patient else max(self._least, -(-len(keys) // threads))
+        parts = [_Question(namespace, probe, keys[at : at + size], hint) for at in range(0, len(keys), size)]
         (self._patient if patient else self._line).extend(parts)
         return len(parts)
 
@@ -55,30 +57,39 @@ class Questions:
         """The next call. `may_wait`: one that waits may be made."""
         for line in (self._line, self._patient) if may_wait else (self._line,):
             while line:
-                namespace, waiting, hint = line.popleft()
-                probes = _wanted(waiting)
-                if len(probes) > self._batch:
-                    line.appendleft(_Question(namespace, probes[self._batch :], hint))
-                if probes:
-                    return Batch(probes=probes[: self._batch], operation="exists", namespace=namespace, hint=hint)
+                question = line.popleft()
+                keys = _wanted(question)
+                if len(keys) > self._batch:
+                    line.appendleft(question._replace(keys=keys[self._batch :]))
+                if keys:
+                    return Batch(
+                        probe=question.probe,
+                        keys=keys[: self._batch],
+                        operation="exists",
+                        namespace=question.namespace,
+                        hint=question.hint,
+                    )
         return None
 
-    def clear(self) -> list[Probe]:
-        """Drop all of it. Returns it: somebody has to answer them."""
-        probes = [probe for line in (self._line, self._patient) for question in line for probe in question.probes]
+    def clear(self) -> list[tuple[Probe, Sequence[bytes]]]:
+        """Drop all of it. Returns it: somebody has to answer it."""
+        dropped = [(question.probe, question.keys) for line in (self._line, self._patient) for question in line]
         self._line.clear()
         self._patient.clear()
-        return probes
+        return dropped
 
     def forget_unwanted(self) -> None:
-        """Drop the probes that nobody waits for, where all of a question's are."""
-        self._line = deque(question for question in self._line if _wanted(question.probes))
-        self._patient = deque(question for question in self._patient if _wanted(question.probes))
+        """Drop the questions that have no key that somebody waits for."""
+        self._line = deque(filter(_wanted, self._line))
+        self._patient = deque(filter(_wanted, self._patient))
 
 
-def _wanted(probes: Sequence[Probe]) -> list[Probe]:
-    """Those that somebody waits for. The others, which are to be dropped, hear that they get no answer: their asker may ask again."""
-    for probe in probes:
-        if probe.over:
-            probe.answered = False
-    return [probe for probe in probes if not probe.over]
+def _wanted(question: _Question) -> Sequence[bytes]:
+    """The keys that somebody waits for. The others are to be dropped, and a trial hears that it gets no answer: its asker may ask again."""
+    probe = question.probe
+    if not probe.over:
+        return question.keys
+    wanted = [key for key in question.keys if key not in probe.over]
+    if len(wanted) < len(question.keys):
+        probe.answered = False
+    return wanted

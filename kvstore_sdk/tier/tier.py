@@ -26,11 +26,12 @@ from kvstore_sdk.tier.gauges import declare_gauges
 from kvstore_sdk.tier.health import Health
 from kvstore_sdk.tier.hints import Waits
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
-from kvstore_sdk.tier.lookups import LookupTable, Probe
+from kvstore_sdk.tier.lookups import LookupTable
 from kvstore_sdk.tier.manifest import Manifests
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.news import Answered, Inbox, Lost
 from kvstore_sdk.tier.pipeline import Pipeline
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.records import Records, announce, take_back
 from kvstore_sdk.tier.settings import TierSettings
 from kvstore_sdk.tier.staged import StagedRecords
@@ -166,7 +167,7 @@ class Tier:
             self._breakers,
             probe_s=settings.health_probe_s,
             timeout_s=settings.lookup_timeout_s,
-            send=lambda probe: self._work.put_probes(self._namespace, (probe,)),
+            send=lambda probe: self._work.put_probe(self._namespace, probe),
             pump=lambda: self._crew.pump(),
         )
         declare_gauges(self.metrics, self._breakers, self._health, self._floor, self._work, self._table, self._desk)
@@ -228,9 +229,9 @@ class Tier:
         now = time.monotonic()
         self._table.now_s = now
         self._table.expire()
-        for probes in self._table.take_unsent():
-            hint = self._waits.hint(self._namespace, probes, now)
-            self._work.put_probes(self._namespace, probes, hint)
+        for probe in self._table.take_unsent():
+            hint = self._waits.hint(self._namespace, probe, now)
+            self._work.put_probe(self._namespace, probe, hint)
             self._watch.by(now + self._settings.lookup_timeout_s)
             if hint is not None and hint.wait_s:
                 self._crew.grow()
@@ -385,13 +386,13 @@ class Tier:
         for item in batch.items:
             if item.job.kind is Kind.LOAD:
                 self._inbox.tell(Lost(batch.namespace, item.key, bad=False, gone=False))
-        self._give_up(batch.probes, batch.items)
+        self._give_up(() if batch.probe is None else ((batch.probe, batch.keys),), batch.items)
 
-    def _give_up(self, probes: Iterable[Probe], items: Iterable[Item], *, failed: bool = True) -> None:
+    def _give_up(self, asked: Iterable[tuple[Probe, Sequence[bytes]]], items: Iterable[Item], *, failed: bool = True) -> None:
         """These will not be done: they failed, or were not begun."""
-        for probe in probes:
+        for probe, keys in asked:
             probe.answered = False
-            self._inbox.tell(Answered(probe, None))
+            self._inbox.tell(Answered(probe, unknown=keys))
         not_begun = {Kind.LOAD: "refused", Kind.STORE: "shed"}
         self._desk.settle([item.ended(Outcome.FAILED, "failed" if failed else not_begun[item.job.kind]) for item in items])
 

@@ -61,7 +61,7 @@ class Verdict:
         if batch.operation == "settle":
             return
         breakers = self._breakers
-        breaker = breakers.exists if batch.probes else breakers.get if batch.kind is Kind.LOAD else breakers.put
+        breaker = breakers.exists if batch.probe is not None else breakers.get if batch.kind is Kind.LOAD else breakers.put
         if breaker.failed():
             side = "write" if breaker is breakers.put else "read"
             self._metrics.count("breaker_opened", side)
@@ -69,10 +69,8 @@ class Verdict:
 
     def judge(self, batch: Batch, breaker: Breaker, side: str, failed: BackendError | None) -> None:
         """Tell the breaker how the call went: one answer that is no failure shows that the store works."""
-        for probe in batch.probes:
-            if not probe.trial:
-                break
-            probe.answered = failed is None
+        if batch.probe is not None and batch.probe.trial:
+            batch.probe.answered = failed is None
         if batch.abandoned:
             # The call was late, and was counted as a failure when that was found.
             return

@@ -61,7 +61,8 @@ class Watch:
         expired = desk.expire(now)
         late = work.late(now)
         for batch in late:
-            self._table.give_up(batch.probes)
+            if batch.probe is not None:
+                self._table.give_up(batch.probe, batch.keys)
             self._pipeline.verdict.late(batch)
         if late:
             # The threads of late calls may never come back. Others take their places, as far as the backend allows more calls.

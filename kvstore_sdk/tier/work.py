@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.questions import Questions
 
 __all__ = ["WorkQueue"]
@@ -56,9 +56,9 @@ class WorkQueue:
             max_threads: Most threads, late ones included.
             depth: Calls in the place of one, of those that need no thread: what whoever comes by only now and then has to have under way.
             batch: Most items in a batch.
-            max_batch: Most probes in a batch; and most items, in the place of `batch`, where there are `batch_bytes`.
-            batch_bytes: A batch has items of so many bytes, or one that is larger, and as many probes as fit; 0: both are spread over
-                the threads.
+            max_batch: Most keys of a probe in a batch; and most items, in the place of `batch`, where there are `batch_bytes`.
+            batch_bytes: A batch has items of so many bytes, or one that is larger, and as many keys of a probe as fit; 0: both are spread
+                over the threads.
             unfold: Makes the items of a job; called by a thread that takes work, with the payload bytes of the stores that wait.
         """
         self.slot_bytes = slot_bytes
@@ -103,10 +103,10 @@ class WorkQueue:
 
     # The engine's side.
 
-    def put_probes(self, namespace: str, probes: Sequence[Probe], hint: Hint | None = None) -> None:
-        """Queue a request's probes, for one call or several."""
+    def put_probe(self, namespace: str, probe: Probe, hint: Hint | None = None) -> None:
+        """Queue a request's probe, for one call or several."""
         with self._lock:
-            self._work.notify(self._questions.put(namespace, probes, hint, self._threads))
+            self._work.notify(self._questions.put(namespace, probe, hint, self._threads))
 
     def put_job(self, job: Job) -> None:
         """Queue a job as a whole: what it takes to unfold it is not paid by the caller."""
@@ -122,20 +122,20 @@ class WorkQueue:
             self._put(kind, items)
             self._work.notify(self._takers(items))
 
-    def cancel(self) -> tuple[list[Probe], list[Item]]:
-        """Drop what has not begun. Returns it: the caller has to answer the probes and to settle the items."""
+    def cancel(self) -> tuple[list[tuple[Probe, Sequence[bytes]]], list[Item]]:
+        """Drop what has not begun. Returns it: the caller has to answer the keys of probes and to settle the items."""
         with self._lock:
             self._unfold_all()
-            probes = self._questions.clear()
+            asked = self._questions.clear()
             items = [item for queue in self._queues.values() for item in queue] + [item for _, _, item in self._later]
             for queue in self._queues.values():
                 queue.clear()
             self._later.clear()
             self.queued_store_bytes = 0
-            return probes, items
+            return asked, items
 
     def forget_ended(self) -> None:
-        """Drop the items of jobs that were closed, and probes that nobody waits for, so that queues which nobody serves do not grow."""
+        """Drop the items of jobs that were closed, and questions that nobody waits for, so that queues which nobody serves do not grow."""
         with self._lock:
             self._questions.forget_unwanted()
             self._folded = deque(job for job in self._folded if job.open)

@@ -129,7 +129,7 @@ class Gated:
             breaker.failed()
 
     def asked(self) -> list[bytes]:
-        return [probe.key for probes in self.table.take_unsent() for probe in probes]
+        return [key for probe in self.table.take_unsent() for key in probe.keys]
 
 
 @pytest.fixture
@@ -155,10 +155,10 @@ def test_one_look_up_each_period_asks_whether_the_store_works_again(gated: Gated
     assert [gated.gate.lookup("r", key) for key in (b"known", b"other")] == [Lookup.PENDING, Lookup.MISS]
     # It stays pending until it is answered, although the breaker is open.
     assert gated.gate.lookup("r", b"known") is Lookup.PENDING
-    [[probe]] = gated.table.take_unsent()
+    [probe] = gated.table.take_unsent()
     assert probe.trial
     gated.breakers.exists.succeeded()
-    gated.table.answer(probe, True)
+    gated.table.answer(probe, probe.keys, True)
     assert gated.gate.lookup("r", b"known") is Lookup.HIT
 
 
@@ -166,9 +166,9 @@ def test_a_trial_that_fails_is_a_miss_and_another_comes_a_period_later(gated: Ga
     gated.open(gated.breakers.exists)
     gated.turn(PROBE_S)
     assert gated.gate.lookup("r", b"k") is Lookup.PENDING
-    [[probe]] = gated.table.take_unsent()
+    [probe] = gated.table.take_unsent()
     gated.breakers.exists.failed()
-    gated.table.answer(probe, None)
+    gated.table.answer(probe, probe.keys, None)
     assert [gated.gate.lookup("r", b"k"), gated.gate.lookup("s", b"k")] == [Lookup.MISS] * 2
     gated.turn(PROBE_S)
     assert gated.gate.lookup("t", b"k") is Lookup.PENDING

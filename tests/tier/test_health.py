@@ -14,7 +14,7 @@ from kvstore_sdk.testing import BackendWrapper, Event, Fault, FaultyBackend, Han
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk.tier.breaker import Breaker, Breakers
 from kvstore_sdk.tier.health import Health
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk_backends.memory import open_memory
 
 NewEngine = Callable[..., Engine]
@@ -267,7 +267,7 @@ def test_a_question_that_no_thread_came_to_is_asked_again_as_soon_as_one_does(ne
     engine.submit_load(some)
     engine.wait(lambda: backend.hanging == engine.most_calls)
     known = len(asked(backend))
-    wait_idle(lambda: (probe := engine.tier._health._probe) is not None and probe.over)
+    wait_idle(lambda: (probe := engine.tier._health._probe) is not None and not probe.is_wanted)
     assert len(asked(backend)) == known
     backend.heal()
     wait_idle(lambda: len(asked(backend)) > known and healthy(engine))

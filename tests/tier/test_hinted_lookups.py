@@ -13,7 +13,8 @@ from kvstore_sdk.identity import GroupIdentity
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk.tier.hints import Waits
-from kvstore_sdk.tier.lookups import LookupTable, Probe
+from kvstore_sdk.tier.lookups import LookupTable
+from kvstore_sdk.tier.probe import Probe
 
 NewEngine = Callable[..., Engine]
 
@@ -56,8 +57,11 @@ class Table(LookupTable):
         self.now_s = self.clock_s
         self.expire()
 
-    def send(self) -> list[list[Probe]]:
+    def send(self) -> list[Probe]:
         return self.take_unsent()
+
+    def answer_all(self, probe: Probe, present: bool) -> list[bytes]:
+        return self.answer(probe, probe.keys, present)
 
 
 @pytest.fixture
@@ -70,11 +74,11 @@ def table() -> Table:
 def test_the_answer_to_others_is_not_the_answer_to_a_request_that_waits(table: Table) -> None:
     assert table.lookup("plain", b"a") is PENDING
     assert table.lookup("hinted", b"a") is PENDING
-    [[plain], [hinted]] = table.send()
+    [plain, hinted] = table.send()
     assert (plain.asker, hinted.asker is None) == (None, False)
-    table.answer(plain, False)
+    table.answer_all(plain, False)
     assert (table.lookup("plain", b"a"), table.lookup("hinted", b"a")) == (MISS, PENDING)
-    table.answer(hinted, True)
+    table.answer_all(hinted, True)
     assert (table.lookup("plain", b"a"), table.lookup("hinted", b"a")) == (MISS, HIT)
     assert table.pending == 0
 
@@ -84,10 +88,10 @@ def test_two_that_wait_share_no_question(table: Table) -> None:
     table.lookup("hinted", b"a")
     table.turn(4.0)
     table.lookup("later", b"a")
-    [[first], [second]] = table.send()
-    table.answer(first, False)
+    [first, second] = table.send()
+    table.answer_all(first, False)
     assert (table.lookup("hinted", b"a"), table.lookup("later", b"a")) == (MISS, PENDING)
-    table.answer(second, True)
+    table.answer_all(second, True)
     assert table.lookup("later", b"a") is HIT
 
 
@@ -118,9 +122,9 @@ def test_who_waits_longer_holds_up_nobody_who_waits_less(table: Table) -> None:
 
 def test_what_is_stored_while_a_request_waits_is_a_hit_whatever_the_answer(table: Table) -> None:
     table.lookup("hinted", b"a")
-    [[probe]] = table.send()
+    [probe] = table.send()
     table.stored([b"a"])
-    table.answer(probe, False)
+    table.answer_all(probe, False)
     assert table.lookup("hinted", b"a") is HIT
     assert table.is_present(b"a"), "an older answer took what is known to be there for gone"
 
@@ -128,30 +132,30 @@ def test_what_is_stored_while_a_request_waits_is_a_hit_whatever_the_answer(table
 def test_what_others_lost_does_not_end_the_wait(table: Table) -> None:
     """It is asked elsewhere, and what it waits for may have come since."""
     table.lookup("hinted", b"a")
-    [[probe]] = table.send()
+    [probe] = table.send()
     table.lost(b"a", gone=True)
-    table.answer(probe, True)
+    table.answer_all(probe, True)
     assert table.lookup("hinted", b"a") is HIT
 
 
 def test_a_request_that_ends_leaves_nothing_behind(table: Table) -> None:
     table.lookup("hinted", b"a")
-    [[sent]] = table.send()
+    [sent] = table.send()
     table.lookup("hinted", b"b")
     table.end_request("hinted")
     assert sent.over
     assert table.pending == 0
     assert table.take_unsent() == []
-    assert table.answer(sent, True) is False
+    assert table.answer_all(sent, True) == []
     # Whoever has the same id later has no hint.
     table.lookup("hinted", b"a")
-    assert table.send()[0][0].asker is None
+    assert table.send()[0].asker is None
 
 
 def test_the_first_hint_of_a_request_holds(table: Table) -> None:
     table.begin("hinted", Hint("peer:2"))
     table.lookup("hinted", b"a")
-    asker = table.send()[0][0].asker
+    asker = table.send()[0].asker
     assert asker is not None
     assert asker.hint == Hint("peer:1", 5.0)
 
@@ -160,15 +164,15 @@ def test_what_was_asked_before_the_hint_is_sent_without_it(table: Table) -> None
     table.lookup("late", b"a")
     table.begin("late", Hint("peer:1", 1.0))
     table.lookup("late", b"b")
-    assert [[(probe.key, probe.asker is None) for probe in probes] for probes in table.send()] == [[(b"a", True)], [(b"b", False)]]
+    assert [(probe.keys, probe.asker is None) for probe in table.send()] == [([b"a"], True), ([b"b"], False)]
 
 
 def test_after_a_reset_nobody_waits(table: Table) -> None:
     table.lookup("hinted", b"a")
-    [[probe]] = table.send()
+    [probe] = table.send()
     table.clear()
     assert table.lookup("hinted", b"a") is MISS
-    assert table.answer(probe, True) is False
+    assert table.answer_all(probe, True) == []
     assert table.pending == 0
 
 
@@ -190,7 +194,7 @@ def groups(*windows: int, state: int | None = None) -> tuple[GroupIdentity, ...]
     )
 
 
-def asked(table: Table, some: list[bytes]) -> list[Probe]:
+def asked(table: Table, some: list[bytes]) -> Probe:
     for one in some:
         table.lookup("hinted", one)
     return table.send()[0]

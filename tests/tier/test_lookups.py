@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvstore_sdk.tier import Lookup
 from kvstore_sdk.tier import lookups as module
-from kvstore_sdk.tier.lookups import LookupTable, Probe
+from kvstore_sdk.tier.lookups import LookupTable
+from kvstore_sdk.tier.probe import Probe
 
 TIMEOUT_S = 2.0
 HIT, MISS, PENDING = Lookup.HIT, Lookup.MISS, Lookup.PENDING
@@ -41,12 +42,18 @@ class Table(LookupTable):
         self.now_s = self.clock.now_s
         self.expire()
 
-    def sent(self) -> list[Probe]:
-        return [probe for probes in self.take_unsent() for probe in probes]
+    def sent(self) -> list[tuple[Probe, bytes]]:
+        """What is asked now, key by key."""
+        return [(probe, key) for probe in self.take_unsent() for key in probe.keys if key not in probe.over]
+
+    def answer_one(self, asked: tuple[Probe, bytes], present: bool | None) -> bool:
+        """As the backend's answer to one of them. Returns whether it was news that it is gone."""
+        probe, key = asked
+        return self.answer(probe, [key], present) == [key]
 
     def answer_all(self, present: bool | None) -> None:
-        for probe in self.sent():
-            self.answer(probe, present)
+        for probe in self.take_unsent():
+            self.answer(probe, probe.keys, present)
 
 
 @pytest.fixture
@@ -186,9 +193,9 @@ class TableAgainstModel(RuleBasedStateMachine):
         self.table = Table(ttl_s=ttl_s, max_hits=max_hits)
         self.model = Model(ttl_s, max_hits)
         # Questions that were sent and not answered: ours and the model's.
-        self.open: list[tuple[Probe, Question]] = []
+        self.open: list[tuple[Probe, bytes, Question]] = []
         self.unsent: dict[str, set[bytes]] = {}
-        self.all_sent: list[Probe] = []
+        self.all_sent: list[tuple[Probe, bytes]] = []
         self.history: dict[tuple[str, bytes], list[Lookup]] = {}
 
     @rule(request=REQUESTS, key=KEYS)
@@ -221,16 +228,21 @@ class TableAgainstModel(RuleBasedStateMachine):
         sent = self.table.sent()
         self.all_sent += sent
         # A request that ended handed its questions on, so who sends does not matter; what is sent does.
-        for probe in sent:
-            self.open.append((probe, self.model.questions[probe.key]))
+        for probe, key in sent:
+            self.open.append((probe, key, self.model.questions[key]))
         self.unsent.clear()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), present=st.sampled_from([True, False, None]))
     def answer(self, data: st.DataObject, present: bool | None) -> None:
-        probe, question = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        self.table.answer(probe, present)
-        self.model.answer(question, present)
+        # One question, or all that are open of its probe at once, as a call answers them.
+        probe, first, _ = data.draw(st.sampled_from(self.open))
+        whole = data.draw(st.booleans())
+        answered = [asked for asked in self.open if asked[0] is probe and (whole or asked[1] == first)]
+        self.open = [asked for asked in self.open if asked not in answered]
+        self.table.answer(probe, [key for _, key, _ in answered], present)
+        for _, _, question in answered:
+            self.model.answer(question, present)
 
     @rule(keys=st.lists(KEYS, unique=True, max_size=2))
     def stored(self, keys: list[bytes]) -> None:
@@ -298,7 +310,7 @@ class TableAgainstModel(RuleBasedStateMachine):
     @invariant()
     def no_question_is_sent_twice(self) -> None:
         if hasattr(self, "table"):
-            assert len(self.all_sent) == len(set(map(id, self.all_sent)))
+            assert len(self.all_sent) == len({(id(probe), key) for probe, key in self.all_sent})
 
 
 TestTableAgainstModel = TableAgainstModel.TestCase
@@ -351,18 +363,18 @@ def test_a_hundred_look_ups_of_one_request_hear_hit_once() -> None:
 
 def test_a_late_no_does_not_overwrite_a_newer_store(table: Table) -> None:
     assert table.lookup("r", b"k") is PENDING
-    [probe] = table.sent()
+    [asked] = table.sent()
     table.stored((b"k",))
-    assert not table.answer(probe, False)
+    assert not table.answer_one(asked, False)
     assert table.lookup("r", b"k") is HIT
     assert table.lookup("s", b"k") is HIT
 
 
 def test_a_late_yes_does_not_overwrite_a_newer_loss(table: Table) -> None:
     assert table.lookup("r", b"k") is PENDING
-    [probe] = table.sent()
+    [asked] = table.sent()
     table.lost(b"k", bad=True, gone=True)
-    table.answer(probe, True)
+    table.answer_one(asked, True)
     assert table.lookup("r", b"k") is MISS
     assert table.lookup("s", b"k") is MISS
 
@@ -433,7 +445,7 @@ def test_memory_of_a_request_ends_with_it(table: Table) -> None:
 def test_a_question_of_an_ended_request_is_sent_for_whoever_else_waits(table: Table) -> None:
     assert [table.lookup("r", b"k"), table.lookup("s", b"k"), table.lookup("r", b"l")] == [PENDING] * 3
     table.end_request("r")
-    assert [probe.key for probe in table.sent()] == [b"k"]
+    assert [key for _, key in table.sent()] == [b"k"]
 
 
 def test_a_question_that_only_ended_requests_wait_for_is_not_sent(table: Table) -> None:
@@ -450,7 +462,7 @@ def test_each_request_has_its_questions_in_one_list(table: Table) -> None:
         table.lookup("r", key)
     for key in (b"3", b"4"):
         table.lookup("s", key)
-    assert [[probe.key for probe in probes] for probes in table.take_unsent()] == [[b"1", b"2", b"3"], [b"4"]]
+    assert [probe.keys for probe in table.take_unsent()] == [[b"1", b"2", b"3"], [b"4"]]
 
 
 def test_clear_makes_everybody_miss(table: Table) -> None:
@@ -458,12 +470,12 @@ def test_clear_makes_everybody_miss(table: Table) -> None:
     table.stored((b"known",))
     assert table.lookup("r", b"known") is HIT
     assert table.lookup("s", b"asked") is PENDING
-    [probe] = table.sent()
+    [asked] = table.sent()
     table.lookup("t", b"unsent")
     table.clear()
     assert [table.lookup("r", b"known"), table.lookup("s", b"asked"), table.lookup("t", b"unsent")] == [MISS] * 3
     # The answer belongs to what was there before.
-    table.answer(probe, True)
+    table.answer_one(asked, True)
     assert table.lookup("u", b"asked") is PENDING
 
 
@@ -479,7 +491,7 @@ def test_what_cannot_be_a_key_is_a_miss_and_no_question() -> None:
     table = Table(is_key=lambda key: key != b"no")
     assert table.lookup("r", b"no") is MISS
     assert table.lookup("r", b"yes") is PENDING
-    assert [probe.key for probe in table.sent()] == [b"yes"]
+    assert [key for _, key in table.sent()] == [b"yes"]
 
 
 def test_what_a_store_found_does_not_make_a_bad_record_good(table: Table) -> None:
@@ -513,21 +525,21 @@ def test_a_question_finds_out_that_a_known_record_is_gone(table: Table) -> None:
     table.stored((b"k",))
     table.turn(61.0)
     assert table.lookup("r", b"k") is PENDING
-    [probe] = table.sent()
-    assert table.answer(probe, False)
+    [asked] = table.sent()
+    assert table.answer_one(asked, False)
     assert not table.lost(b"k", gone=True)
     assert table.lookup("s", b"k") is PENDING
-    [probe] = table.sent()
+    [asked] = table.sent()
     # Nobody said that it was there since.
-    assert not table.answer(probe, False)
+    assert not table.answer_one(asked, False)
 
 
 def test_no_answer_is_no_news_of_a_known_record(table: Table) -> None:
     table.stored((b"k",))
     table.turn(61.0)
     table.lookup("r", b"k")
-    [probe] = table.sent()
-    assert not table.answer(probe, None)
+    [asked] = table.sent()
+    assert not table.answer_one(asked, None)
 
 
 def test_a_known_look_up_takes_microseconds(table: Table) -> None:

@@ -21,7 +21,7 @@ from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier import work as module
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
-from kvstore_sdk.tier.lookups import Probe
+from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.work import WorkQueue
 
 BYTES = 100
@@ -34,6 +34,10 @@ class NothingToDoError(Exception):
 
 def all_items(job: Job, queued_store_bytes: int) -> list[Item]:
     return [Item(job, place, BYTES) for place in range(len(job.keys))] if job.open else []
+
+
+def probe_of(*chunks: int) -> Probe:
+    return Probe.of(*map(key, chunks), asked_s=0.0)
 
 
 class Queue(WorkQueue):
@@ -103,7 +107,7 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         self.doubts: dict[object, tuple[int, Kind]] = {}
         # Items that wait, by (job, place), and those that were in a batch once.
         self.waiting: set[tuple[int, int]] = set()
-        self.probes: list[Probe] = []
+        self.asked: list[tuple[Probe, bytes]] = []
         # Those of them whose calls may wait.
         self.patient: set[Probe] = set()
 
@@ -141,19 +145,20 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
         self.queue.put_job(made)
         self.waiting |= {(made.job_id, place) for place in range(len(chunks))}
 
-    @rule(chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8), wait_s=st.sampled_from([None, 0.0, 5.0, 5.0]))
-    def put_probes(self, chunks: list[int], wait_s: float | None) -> None:
-        made = [Probe(key(chunk), 0.0) for chunk in chunks]
-        self.probes += made
+    @rule(chunks=st.lists(st.integers(0, 6), min_size=1, max_size=8, unique=True), wait_s=st.sampled_from([None, 0.0, 5.0, 5.0]))
+    def put_probe(self, chunks: list[int], wait_s: float | None) -> None:
+        made = probe_of(*chunks)
+        self.asked += [(made, of) for of in made.keys]
         if wait_s:
-            self.patient.update(made)
-        self.queue.put_probes("n", made, None if wait_s is None else Hint("peer", wait_s))
+            self.patient.add(made)
+        self.queue.put_probe("n", made, None if wait_s is None else Hint("peer", wait_s))
         self.queue.start_threads()
 
-    @precondition(lambda self: self.probes)
+    @precondition(lambda self: self.asked)
     @rule(data=st.data())
-    def nobody_waits_for_a_probe(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.probes)).over = True
+    def nobody_waits_for_an_answer(self, data: st.DataObject) -> None:
+        probe, of = data.draw(st.sampled_from(self.asked))
+        probe.over.add(of)
 
     @precondition(lambda self: any(one.open for one in self.jobs))
     @rule(data=st.data(), forget=st.booleans())
@@ -166,13 +171,13 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
-        probes, items = self.queue.cancel()
+        asked, items = self.queue.cancel()
         assert {(item.job.job_id, item.place) for item in items if item.job.open} == self.waiting
         assert len(items) == len({(item.job.job_id, item.place) for item in items})
         # All that were not given out, also those that nobody waits for any more.
-        assert {probe for probe in self.probes if not probe.over} <= set(probes)
+        assert set(self.wanted()) <= {(probe, of) for probe, keys in asked for of in keys}
         self.waiting.clear()
-        self.probes.clear()
+        self.asked.clear()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -196,19 +201,19 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
             if self.queue._alive == before and not self.is_held_up():
                 loads = {item for item in self.waiting if self.kind(item) is Kind.LOAD}
                 assert not (free and loads), "a load waited although a slot was free"
-                waits = [probe for probe in self.probes if not probe.over]
-                assert not [probe for probe in waits if probe not in self.patient], "a probe waited"
+                waits = self.wanted()
+                assert not [probe for probe, _ in waits if probe not in self.patient], "a probe waited"
                 assert not (waits and self.idle() > self.threads), "a question that may wait had no thread, though there was one"
             return
         self.running.append(batch)
-        assert (bool(batch.probes), bool(batch.doubts), bool(batch.items)).count(True) == 1
-        if batch.probes:
-            assert 0 < len(batch.probes) <= 3
-            assert not any(probe.over for probe in batch.probes)
+        assert (batch.probe is not None, bool(batch.doubts), bool(batch.items)).count(True) == 1
+        if batch.probe is not None:
+            assert 0 < len(batch.keys) <= 3
+            assert batch.probe.over.isdisjoint(batch.keys)
             assert batch.operation == "exists"
-            assert batch.may_wait == (batch.probes[0] in self.patient)
+            assert batch.may_wait == (batch.probe in self.patient)
             assert not batch.may_wait or self.idle() >= self.threads, "a call that may wait left too few threads to the others"
-            self.probes = [probe for probe in self.probes if probe not in batch.probes]
+            self.asked = [(probe, of) for probe, of in self.asked if probe is not batch.probe or of not in batch.keys]
         elif batch.doubts:
             assert batch.operation == "settle"
         else:
@@ -230,6 +235,9 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
             others = self.queue._alive - self.waiting_calls()
             assert len(stores) < others or others == 1
             assert self.store_slots() <= self.slots - max(1, self.slots // 4), "stores took the last share of the slots"
+
+    def wanted(self) -> list[tuple[Probe, bytes]]:
+        return [(probe, of) for probe, of in self.asked if of not in probe.over]
 
     def store_slots(self) -> int:
         running = sum(len(batch.slots) for batch in self.running if batch.kind is Kind.STORE)
@@ -319,7 +327,7 @@ def test_probes_go_before_loads_before_stores(queue: Queue) -> None:
     """LIV-09"""
     queue.put_job(job(1, Kind.STORE, [1]))
     queue.put_job(job(2, Kind.LOAD, [2]))
-    queue.put_probes("n", [Probe(key(3), 0.0)])
+    queue.put_probe("n", probe_of(3))
     assert [queue.take().operation for _ in range(3)] == ["exists", "get", "put"]
 
 
@@ -337,7 +345,7 @@ def test_stores_leave_a_quarter_of_threads_and_slots(queue: Queue) -> None:
 
 def test_calls_that_may_wait_give_no_thread_to_stores() -> None:
     queue = Queue(slots=100, threads=4, max_threads=12, batch=1)
-    queue.put_probes("n", [Probe(key(number), 0.0) for number in range(9)], Hint("peer", 5.0))
+    queue.put_probe("n", probe_of(*range(9)), Hint("peer", 5.0))
     queue.start_threads()
     assert [queue.take().may_wait for _ in range(3)] == [True] * 3
     queue.put_job(job(1, Kind.STORE, list(range(100))))
@@ -346,7 +354,7 @@ def test_calls_that_may_wait_give_no_thread_to_stores() -> None:
 
 def test_a_call_that_may_wait_does_not_hide_that_all_others_are_late() -> None:
     queue = Queue(threads=2, max_threads=5, batch=1)
-    queue.put_probes("n", [Probe(key(0), 0.0)], Hint("peer", 5.0))
+    queue.put_probe("n", probe_of(0), Hint("peer", 5.0))
     queue.start_threads()
     assert queue.take().may_wait
     queue.put_job(job(1, Kind.LOAD, list(range(4))))
@@ -419,8 +427,8 @@ def test_a_thread_that_ends_wakes_another_one_for_what_it_may_have_been_woken_fo
 @pytest.mark.parametrize(("batch_bytes", "calls"), [(0, [64, 64, 64, 8]), (1, [200])])
 def test_names_are_asked_for_in_one_call_where_a_job_is_not_spread(batch_bytes: int, calls: list[int]) -> None:
     queue = Queue(max_batch=256, batch_bytes=batch_bytes)
-    queue.put_probes("n", [Probe(key(chunk), 0.0) for chunk in range(200)])
-    assert [len(queue.take().probes) for _ in calls] == calls
+    queue.put_probe("n", probe_of(*range(200)))
+    assert [len(queue.take().keys) for _ in calls] == calls
 
 
 def test_two_of_one_name_go_one_after_the_other_in_order() -> None:
@@ -505,19 +513,19 @@ def test_hung_stores_do_not_keep_others_from_storing_as_long_as_there_are_thread
 
 
 def test_a_long_list_of_probes_is_cut_into_calls(queue: Queue) -> None:
-    queue.put_probes("n", [Probe(key(number), 0.0) for number in range(7)])
-    assert [len(queue.take().probes) for _ in range(3)] == [3, 3, 1]
+    queue.put_probe("n", probe_of(*range(7)))
+    assert [len(queue.take().keys) for _ in range(3)] == [3, 3, 1]
 
 
 def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
     for number in range(200):
         ended = job(number, random.Random(number).choice(list(Kind)), [number])
         queue.put_job(ended)
-        probe = Probe(key(number), 0.0)
-        queue.put_probes("n", [probe])
+        probe = probe_of(number)
+        queue.put_probe("n", probe)
         queue.again(Item(ended, 0, BYTES), FOREVER_S)
         ended.end(Outcome.FAILED, lambda result: None)
-        probe.over = True
+        probe.over.update(probe.keys)
         queue.forget_ended()
     assert not queue._questions
     assert not queue._folded
@@ -579,7 +587,7 @@ def test_waiting_threads_are_woken_for_all_there_is_to_do(workers: Any) -> None:
     pool = workers(3)
     for round_number in range(30):
         pool.queue.put_job(job(round_number, Kind.LOAD, [1, 2, 3, 4]))
-        pool.queue.put_probes("n", [Probe(key(1), 0.0), Probe(key(2), 0.0)])
+        pool.queue.put_probe("n", probe_of(1, 2))
         pool.queue.again(Item(job(1000 + round_number, Kind.LOAD, [9]), 0, BYTES), time.monotonic() + 0.002)
         pool.wait(7 * (round_number + 1))
 
@@ -588,7 +596,7 @@ def test_who_waits_for_calls_to_end_takes_no_wake_up_from_a_thread(workers: Any)
     pool = workers(1)
     waiting = threading.Thread(target=lambda: pool.queue.wait_changed(time.monotonic() + LIMIT_S))
     waiting.start()
-    pool.queue.put_probes("n", [Probe(key(number), 0.0) for number in range(5)])
+    pool.queue.put_probe("n", probe_of(*range(5)))
     pool.wait(5)
     waiting.join(LIMIT_S)
     assert not waiting.is_alive()
