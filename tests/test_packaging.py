@@ -7,6 +7,7 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -21,9 +22,13 @@ PACKAGES = {
 }
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
+LIBRARY = "kvstore_sdk_backends/fs/librecords.so"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     # Not this environment's variables: PYTHONPATH would make everything importable.
-    done = subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd)}, capture_output=True, text=True, timeout=250)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **variables}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, f"{command} failed with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -73,11 +78,32 @@ def test_the_wheel_holds_every_file_of_the_packages_and_says_that_they_are_typed
         f"{name}/{file.relative_to(folder)}": file.read_bytes()
         for name, folder in PACKAGES.items()
         for file in folder.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
     }
     assert {f"{name}/py.typed" for name in PACKAGES} <= set(expected)
     found = contents(wheel)
-    assert {name: data for name, data in found.items() if ".dist-info/" not in name} == expected
+    assert {name: data for name, data in found.items() if ".dist-info/" not in name and name != LIBRARY} == expected
+
+
+def test_the_wheel_holds_the_library_and_is_for_this_platform_and_any_python(wheel: Path) -> None:
+    assert contents(wheel)[LIBRARY].startswith(b"\x7fELF")
+    assert wheel.stem.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}")
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
+def test_without_a_compiler_that_works_the_wheel_is_pure_and_holds_all_but_the_library(
+    dist: Path, wheel: Path, tmp_path: Path, compiler: str
+) -> None:
+    """An installation never fails for it. From the sdist, so that this clone keeps the library that it has."""
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = next(path for path in tmp_path.iterdir() if path.is_dir())
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, source, CC=compiler)
+    pure = next(tmp_path.glob("*.whl"))
+    assert pure.stem.endswith("-py3-none-any")
+    assert {name for name in contents(wheel) if ".dist-info/" not in name} - {LIBRARY} == {
+        name for name in contents(pure) if ".dist-info/" not in name
+    }
 
 
 def test_the_wheel_is_the_same_from_the_sdist_and_from_the_tree(wheel: Path, tmp_path: Path) -> None:
@@ -124,6 +150,11 @@ def test_the_installed_command_runs_and_lists_the_backends(installed: Path, tmp_
     listed = run(command, "backends", cwd=tmp_path)
     assert "kvstore_sdk_backends.fs:open_fs" in listed
     assert "cannot be used" not in listed
+
+
+def test_the_installed_backend_uses_the_library(installed: Path, tmp_path: Path) -> None:
+    code = "from kvstore_sdk_backends.fs import native; print(native.load() is not None)"
+    assert run(installed / "bin" / "python", "-c", code, cwd=tmp_path) == "True\n"
 
 
 def test_the_installed_demo_stores_and_loads(installed: Path, tmp_path: Path) -> None:

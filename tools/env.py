@@ -43,6 +43,9 @@ ENGINE_PINS = ("engine.txt", "stores.txt", "peers.txt", "nixl.txt", "tools.txt",
 LMCACHE_USED = ("lmcache.lmcache_fs", "lmcache.v1.distributed.l2_adapters.fs_l2_adapter", "lmcache.v1.storage_backend.local_disk_backend")
 COMPLETE = ".complete"
 
+# What an installation compiles, and how.
+NATIVE = (ROOT / "tools" / "native.py", ROOT / "backends" / "kvstore_sdk_backends" / "fs" / "records.c")
+
 BUILD_TIMEOUT_S = 3600.0  # one command of pip on a slow line; the whole engine takes 2 minutes on a fast one
 LOCK_TIMEOUT_S = 2 * BUILD_TIMEOUT_S
 
@@ -156,7 +159,8 @@ def link_clone(base: Path) -> None:
     """Make `.venv`: this clone, installed editable, with the packages of `base` behind it. Done again when either changed."""
     path = ROOT / ".venv"
     stamp = path / ".kvstore-env.json"
-    wanted = json.dumps({"base": str(base), "root": str(ROOT), "project": digest([ROOT / "pyproject.toml"])})
+    project = digest([ROOT / "pyproject.toml", *NATIVE])
+    wanted = json.dumps({"base": str(base), "root": str(ROOT), "project": project})
     with locked(cache() / f"clone-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]}.lock", "this clone's .venv"):
         if path.exists() and not stamp.exists():
             raise SetupError(f"{path} was not made by this tool; move it away")

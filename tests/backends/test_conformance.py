@@ -49,6 +49,13 @@ def test_it_is_conformant_in_all_that_it_claims(arguments: Sequence[str], claime
     check(arguments, claimed, tmp_path)
 
 
+@pytest.mark.timeout(1200)
+def test_a_folder_is_conformant_where_the_package_was_built_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_FS_NATIVE", "0")
+    claimed = {"core", "atomicity", "errors"}
+    check(["fs", f"--profile={','.join(sorted(claimed))}"], claimed, tmp_path)
+
+
 # With NIXL a process takes seconds to start, and a child of its own as well, and the suite starts many: most of it is for the long run.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -41,6 +41,7 @@ from kvstore_sdk.backend import (
 from kvstore_sdk_backends.fs.bounded import within
 from kvstore_sdk_backends.fs.folder import MAX_NAME_BYTES, TEMP, WHERE, check_direct_io, check_location, inspect, is_cached_mount
 from kvstore_sdk_backends.fs.io import IOV_MAX, DirectIO, StoppedError, WrongSizeError, read_file
+from kvstore_sdk_backends.fs.native import WRITTEN, NativeRecords, load
 from kvstore_sdk_backends.fs.space import Space
 from kvstore_sdk_backends.fs.tempfiles import LONGEST_PUT_S
 from kvstore_sdk_backends.fs.walk import walk
@@ -63,9 +64,13 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 """No such record. ESTALE: another host removed it between two steps of ours."""
 _USAGE_PAGE = 8192
 
+_STORED = PutResult(PutStatus.STORED)
 _EXISTS = PutResult(PutStatus.EXISTS)
 _FOUND = GetResult(GetStatus.FOUND)
 _MISSING = GetResult(GetStatus.MISSING)
+# By the answers of `native`; None: Python has the last word.
+_GOT = (None, _FOUND, _MISSING, None, None)
+_PUT = (None, _STORED, None, _EXISTS, None)
 
 
 def open_fs(
@@ -128,6 +133,8 @@ class FsBackend:
         self._read_only = read_only
         self._direct = direct
         self._max_bytes = max_bytes
+        library = load()
+        self._native = NativeRecords(library, root) if library else None
         self._records = RecordWriter(root, direct)
         self._space = None if max_bytes is None else Space(root, f"{root}/{TEMP}", max_bytes, self._records.identity)
         self._records.space = self._space
@@ -151,7 +158,7 @@ class FsBackend:
         with self._idle:
             self._puts += 1
         try:
-            results = [self._put(put, deadline) for put in puts]
+            results = [*self._put_all(puts, deadline)]
             self._sweep_if_due(deadline)
             return results
         finally:
@@ -167,6 +174,9 @@ class FsBackend:
     def get(self, gets: Sequence[Get], deadline: Deadline) -> list[GetResult]:
         if refused := self._refused("get"):
             return [GetResult(GetStatus.CLOSED, refused) for _ in gets]
+        if self._native and self._used is None:
+            answers = self._native.get(gets, self._direct.enabled, deadline.at_s)
+            return [_GOT[answer] or self._get(get, deadline) for get, answer in zip(gets, answers, strict=True)]
         return [self._get(get, deadline) for get in gets]
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> list[DeleteStatus | Failure]:
@@ -227,6 +237,8 @@ class FsBackend:
 
     def close(self) -> None:
         self._closed = True
+        if self._native:
+            self._native.stop()
         if os.getpid() != self._pid:
             self._records.forget()
             return
@@ -322,7 +334,24 @@ class FsBackend:
             return Failure(error_from_os(f"fs delete {path}", cause))
         return DeleteStatus.DELETED
 
-    def _put(self, put: Put, deadline: Deadline) -> PutResult:
+    def _put_all(self, puts: Sequence[Put], deadline: Deadline) -> Iterator[PutResult]:
+        temps: Sequence[str] = ()
+        if self._native and self._space is None:
+            # Without a folder of temporary files: Python makes one, or knows what to answer.
+            with suppress(FileNotFoundError):
+                temps = self._records.new_paths(len(puts))
+        if not (self._native and temps):
+            for put in puts:
+                yield self._put(put, deadline)
+            return
+        # The age rule of the temporary files rests on this limit.
+        at_s = min(deadline.at_s, time.monotonic() + LONGEST_PUT_S)
+        answers = self._native.put(puts, temps, self.capabilities.max_record_bytes, self._direct.enabled, at_s)
+        for put, temp, answer in zip(puts, temps, answers, strict=True):
+            yield _PUT[answer] or self._put(put, deadline, temp if answer == WRITTEN else "")
+
+    def _put(self, put: Put, deadline: Deadline, written: str = "") -> PutResult:
+        """Store a record. `written`: the temporary file that holds it already."""
         if bad := self._bad_name("put", put.name):
             return PutResult.failed(bad)
         size_bytes, most = put.size_bytes, self.capabilities.max_record_bytes
@@ -333,12 +362,13 @@ class FsBackend:
         stopped = self._stop(at_s)
         path = f"{self._root}/{put.name}"
         try:
-            if stopped():
-                raise StoppedError
-            # `access` costs a fraction of `stat` where nothing is, which is the rule. What it cannot tell, the writing will.
-            if put.mode is Mode.CREATE and os.access(path, os.F_OK) and self._is_record(path):
-                return _EXISTS
-            return self._records.store(put, size_bytes, stopped, at_s)
+            if not written:
+                if stopped():
+                    raise StoppedError
+                # `access` costs a fraction of `stat` where nothing is, which is the rule. What it cannot tell, the writing will.
+                if put.mode is Mode.CREATE and os.access(path, os.F_OK) and self._is_record(path):
+                    return _EXISTS
+            return self._records.store(put, size_bytes, stopped, at_s, written)
         except StoppedError:
             return PutResult(PutStatus.CLOSED if self._closed else PutStatus.TIMED_OUT)
         except (InvalidError, NoSpaceError) as error:

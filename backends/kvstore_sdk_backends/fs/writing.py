@@ -75,8 +75,18 @@ class RecordWriter:
                 raise error from cause
             _log.warning("fs %s: no space (%s); storing begins when there is room, loading works", self._root, cause.strerror)
 
-    def store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], at_s: float) -> PutResult:
+    def new_paths(self, count: int) -> list[str]:
+        """Names for temporary files, never given twice.
+
+        Raises:
+            FileNotFoundError: there is no folder for them: no writer yet, or none any more.
+        """
+        return [self._writer.new_path() for _ in range(count)]
+
+    def store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], at_s: float, written: str = "") -> PutResult:
         """Store one record in the place of whatever is there, if there is room before `at_s`.
+
+        `written`: a temporary file that holds the record already, in a folder without bounds; in no case it is there afterwards.
 
         Raises:
             StoppedError: `stopped` said so before the record became visible.
@@ -85,16 +95,16 @@ class RecordWriter:
             OSError: it is not visible and will not become visible.
         """
         if self.space is None:
-            return self._store(put, size_bytes, stopped, None)
+            return self._store(put, size_bytes, stopped, None, written)
         claim = self.space.claim(put.name, stopped, at_s)
         try:
             claim.fit(size_bytes - self._replaced_bytes(put.name))
-            return self._store(put, size_bytes, stopped, claim)
+            return self._store(put, size_bytes, stopped, claim, "")
         finally:
             claim.end()
 
-    def _store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], claim: Claim | None) -> PutResult:
-        temp = self._write(put, size_bytes, stopped)
+    def _store(self, put: Put, size_bytes: int, stopped: Callable[[], bool], claim: Claim | None, written: str) -> PutResult:
+        temp = written or self._write(put, size_bytes, stopped)
         growth = size_bytes
         try:
             if stopped():

@@ -14,12 +14,45 @@ from typing import Any
 
 import pytest
 
-from kvstore_sdk_backends.fs import evictor, lease, space
+from kvstore_sdk_backends.fs import evictor, lease, native, space
 
 # For the modules that tests share.
 sys.path.insert(0, str(Path(__file__).parent))
 
 CHILD = Path(__file__).with_name("child.py")
+
+
+# Tests that put something in the place of functions of `os`: C does not call those.
+REPLACING = {"disk", "filesystem", "python_alone"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # Of the tests of this folder, with the autouse fixture below.
+    if "moved_by" in metafunc.fixturenames:
+        names = {*metafunc.fixturenames}
+        ways = ["Python"] if REPLACING & names else ["C"] if "c_alone" in names else ["Python", "C"]
+        metafunc.parametrize("moved_by", ways, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What moves the records of this test, of the processes that it starts too: both ways answer the same."""
+    way = str(request.param)
+    if way == "C":
+        assert native.load() is not None, "build it: python tools/native.py"
+    else:
+        monkeypatch.setenv("KVSTORE_FS_NATIVE", "0")
+    return way
+
+
+@pytest.fixture
+def python_alone() -> None:
+    """For a test that replaces what Python calls."""
+
+
+@pytest.fixture
+def c_alone() -> None:
+    """For a test of the library, or of both ways at once."""
 
 
 class Child:

@@ -417,6 +417,7 @@ def test_folders_that_somebody_removed_are_made_again(folder: Path, store: FsBac
     assert desk.get(store, NAME, len(RECORD))[1] == RECORD
 
 
+@pytest.mark.usefixtures("python_alone")
 def test_a_put_takes_five_system_calls_and_a_get_three(store: FsBackend, desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """PERF: each call is a round trip on a network filesystem. The first put of a folder may make it."""
     desk.put(store, NAME, RECORD)

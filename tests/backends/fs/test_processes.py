@@ -90,6 +90,7 @@ def test_a_reader_of_another_process_sees_one_payload_or_the_other(
     store.close()
 
 
+@pytest.mark.usefixtures("python_alone")
 def test_half_a_record_is_not_there(
     child: Callable[..., Any], children: Any, folder: Path, store: Any, desk: Any, left_behind: Any
 ) -> None:
@@ -107,6 +108,7 @@ def test_half_a_record_is_not_there(
     assert desk.get(store, "slow", size) == (GetResult(GetStatus.FOUND), children.record_of("slow"))
 
 
+@pytest.mark.usefixtures("python_alone")
 def test_a_name_whose_writer_died_half_way_can_be_stored_at_once(
     child: Callable[..., Any], children: Any, folder: Path, store: Any, desk: Any, left_behind: Any
 ) -> None:

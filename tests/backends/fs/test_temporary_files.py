@@ -381,6 +381,7 @@ def test_a_writer_whose_folder_was_removed_makes_another(folder: Path, temp_root
     assert list(temp_root.iterdir()) == []
 
 
+@pytest.mark.usefixtures("python_alone")
 def test_a_put_that_loses_its_temporary_file_says_so_and_tears_nothing(
     folder: Path, temp_root: Path, store: FsBackend, desk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
