@@ -22,8 +22,9 @@ from typing import Any
 
 from child import Child
 from fs import parse_size
-from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
+from harness import Cell, CellResult, chart, geometric_mean, machine_facts, report, run_cell, save, verdict
 from p2p_nixl import latencies
+from targets import judge
 
 HERE = Path(__file__).parent
 MARGIN_BYTES = 1 << 20
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="of the part vllm")
     parser.add_argument("--json", type=Path, help="a folder: one file for each table")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--svg", type=Path, help="a folder: one file for each table")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     facts = machine_facts() | {"rounds": str(args.rounds)}
@@ -132,11 +134,17 @@ def main() -> None:
         sizes = [parse_size(text) for text in args.chunks.split(",")]
         tables += [vllm_part(transport, sizes, args.slice_s, args.rounds, rng) for transport in args.transports.split(",")]
     for title, unit, results, more in tables:
-        missed = verdict(results, 1.0, 0.0) if any(result.judged for result in results) else []
+        judged = [result.ratio for result in results if result.judged]
+        missed = verdict(results, 1.0, 0.0) if judged else []
         sections.append(report(title, unit, results, facts) + "\n" + more + "".join(f"- Missed: {miss}.\n" for miss in missed))
+        file = title.replace(" ", "-").replace(",", "").replace("'", "")
         if args.json:
             args.json.mkdir(parents=True, exist_ok=True)
-            save(args.json / f"{title.replace(' ', '-').replace(',', '')}.json", title, unit, results, facts)
+            found = [judge("p2p-vllm", not missed, f"{title}: {geometric_mean(judged):.2f}")] if judged else []
+            save(args.json / f"{file}.json", title, unit, results, facts, found)
+        if args.svg:
+            args.svg.mkdir(parents=True, exist_ok=True)
+            (args.svg / f"{file}.svg").write_text(chart(title, results))
     text = "\n".join(sections)
     print(text)
     if args.markdown:

@@ -26,8 +26,9 @@ from typing import Any
 import xxhash
 from child import Child
 from fs import parse_size
-from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
+from harness import Cell, CellResult, chart, geometric_mean, machine_facts, report, run_cell, save, verdict
 from p2p_nixl_child import places_of
+from targets import judge
 
 from kvstore_sdk.backend import Deadline, PutStatus, Region
 from kvstore_sdk_backends.p2p.plane import LOOPBACK_TLS, Plane
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--transports", default=",".join(TRANSPORTS))
     parser.add_argument("--json", type=Path, help="a folder: one file for each transport")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--svg", type=Path, help="a folder: one file for each transport")
     args = parser.parse_args()
     sizes, counts = [parse_size(text) for text in args.sizes.split(",")], [int(text) for text in args.in_flight.split(",")]
     transports = args.transports.split(",")
@@ -159,15 +161,25 @@ def main() -> None:
     slice_s = max(0.05, args.seconds / (len(transports) * len(shapes) * 3 * (args.rounds + 1)) - EXPECT_S)
     facts = machine_facts() | {"rounds": str(args.rounds), "slice": f"{slice_s:.2f} s"}
     sections, judged = [], []
+    tables: dict[str, tuple[str, list[CellResult]]] = {}
     for transport in transports:
         title = f"p2p data plane against raw NIXL, {transport} (UCX_TLS={TRANSPORTS[transport]})"
         results, each = run_transport(TRANSPORTS[transport], shapes, slice_s, args.rounds, random.Random(args.seed))
-        judged += results
+        judged += [result for result in results if result.judged]
+        tables[transport] = (title, results)
         sections.append(report(title, "MB/s", results, facts) + "\n" + latencies(each))
+    missed = verdict(judged, WANTED, NO_LEAST) if judged else []
+    for out in filter(None, (args.json, args.svg)):
+        out.mkdir(parents=True, exist_ok=True)
+    for transport, (title, results) in tables.items():
         if args.json:
-            args.json.mkdir(parents=True, exist_ok=True)
-            save(args.json / f"p2p-nixl-{transport}.json", title, "MB/s", results, facts)
-    missed = verdict(judged, WANTED, NO_LEAST) if any(result.judged for result in judged) else []
+            # Judged once, over all transports.
+            first = judged and transport == transports[0]
+            mean = geometric_mean([result.ratio for result in judged]) if first else 0.0
+            found = [judge("p2p-nixl", not missed, f"{mean:.2f} over {', '.join(transports)}")] if first else []
+            save(args.json / f"p2p-nixl-{transport}.json", title, "MB/s", results, facts, found)
+        if args.svg:
+            (args.svg / f"p2p-nixl-{transport}.svg").write_text(chart(title, results))
     text = "\n".join([*sections, *(f"- Missed: {miss}." for miss in missed)]) + "\n"
     print(text)
     if args.markdown:

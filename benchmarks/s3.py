@@ -19,7 +19,8 @@ from typing import Any
 
 from child import Child
 from fs import parse_size
-from harness import CellResult, geometric_mean, machine_facts, report, save, verdict
+from harness import CellResult, chart, geometric_mean, machine_facts, report, save, verdict
+from targets import judge
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests" / "backends" / "s3"))
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--groups", default=",".join(GROUPS), help="which of our engines to run")
     parser.add_argument("--json", type=Path, help="a folder: one file for each comparison, and one with the seconds of each record")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--svg", type=Path, help="a folder: one file for each comparison")
     args = parser.parse_args()
 
     # The server keeps every object in memory: its disk would be what is measured.
@@ -126,10 +128,15 @@ def main() -> None:
             for rival, cells in results.items():
                 title = f"{NAMES[group]} against {NAMES[rival]}"
                 sections.append(report(title, "MB/s", cells, facts) + "\n" + "".join(f"- Missed: {miss}.\n" for miss in missed(cells)))
-                means.append(f"{title}: {geometric_mean([cell.ratio for cell in cells]):.2f}")
+                mean = geometric_mean([cell.ratio for cell in cells])
+                means.append(f"{title}: {mean:.2f}")
                 if args.json:
                     args.json.mkdir(parents=True, exist_ok=True)
-                    save(args.json / f"s3-{group}-{rival}.json", title, "MB/s", cells, facts)
+                    found = judge("s3", not missed(cells), f"{mean:.2f} of {NAMES[rival]}")
+                    save(args.json / f"s3-{group}-{rival}.json", title, "MB/s", cells, facts, [found])
+                if args.svg:
+                    args.svg.mkdir(parents=True, exist_ok=True)
+                    (args.svg / f"s3-{group}-{rival}.svg").write_text(chart(title, cells))
             sections.append(latencies(bench.each))
             if args.json:
                 (args.json / f"s3-{group}-records.json").write_text(json.dumps(bench.each, indent=1) + "\n")
