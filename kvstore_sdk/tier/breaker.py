@@ -21,8 +21,12 @@ class Breaker:
     One operation, because a store may answer some and fail others: what `exists` says is no news of `get`.
     """
 
-    def __init__(self, failures: int, probe_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, failures: int, probe_s: float, clock: Callable[[], float] = time.monotonic, opened: Callable[[], None] = lambda: None
+    ) -> None:
+        """`opened` is called whenever it opens, or is kept open, by whichever thread that is."""
         self._limit = failures
+        self._opened = opened
         self._probe_s = probe_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -91,6 +95,7 @@ class Breaker:
 
     def _open(self) -> bool:
         opened, self.is_open = not self.is_open, True
+        self._opened()
         return opened
 
 

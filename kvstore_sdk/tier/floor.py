@@ -49,10 +49,14 @@ class Floor:
     store's time would never let go again.
     """
 
-    def __init__(self, min_mb_per_s: float, probe_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, min_mb_per_s: float, probe_s: float, clock: Callable[[], float] = time.monotonic, slowed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`slowed` is called when it finds the store too slow, by the thread that finds it."""
         self._floor_bytes_per_s = min_mb_per_s * 1e6
         self._probe_s = probe_s
         self._clock = clock
+        self._slowed = slowed
         self._lock = threading.Lock()
         # Until the answers were seen, and until they had certainly not come.
         self._seen, self._certain = _Rate(), _Rate()
@@ -110,5 +114,6 @@ class Floor:
                 return False
             self._below = 0
             self.is_slow = True
+            self._slowed()
             self._next_trial_s = now + self._probe_s
             return True

@@ -49,6 +49,14 @@ class Gate:
             self._trial_load = key
         return answer
 
+    def look(self) -> None:
+        """Stand aside when everything works again."""
+        table = self._table
+        # In this order: what stops working meanwhile makes it wary once more.
+        table.wary = False
+        if self._breakers.exists.is_open or self._breakers.get.is_open or self._floor.is_slow:
+            table.be_wary()
+
     def count(self, metrics: TierMetrics) -> None:
         """Count what look-ups were told since the last time."""
         table = self._table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import islice
 
 from kvstore_sdk.backend import Hint
@@ -43,20 +43,24 @@ class LookupTable:
         ttl_s: float,
         max_keys: int,
         max_hits: int,
-        is_key: Callable[[bytes], bool] = bool,
+        is_key: Callable[[bytes], object] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_key` says whether a chunk can have this key; what cannot is a MISS."""
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
         self._max_keys = max_keys
-        self._max_hits = max_hits
+        self.max_hits = max_hits
         self._is_key = is_key
         self._clock = clock
         self.now_s = clock()
         """Set by the owner at least once a step: what is known ages by it, so that a look-up need not look at the clock."""
-        # Present, until when that is believed. In the order in which they were first learned.
-        self._present: dict[bytes, float] = {}
+        self.wary = False
+        """Set, by any thread, when the store stops working, or is too slow: from then on the engine's questions go through a `Gate`."""
+        self.present: dict[bytes, float] = {}
+        """Keys that are there, until when that is believed. In the order in which they were first learned."""
+        self._unheard: Sized = ()
+        self._hear: Callable[[], None] = lambda: None
         # The record is there and no good: a MISS until it is replaced.
         self._bad: dict[bytes, None] = {}
         # Found gone, so that it is found once.
@@ -74,12 +78,30 @@ class LookupTable:
         """Requests and keys that were told HIT and MISS, and keys that got no answer in time. The owner reads them and sets them back."""
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self.present)
 
     @property
     def pending(self) -> int:
         """Keys that wait for an answer."""
         return len(self._probes) + sum(len(asker.probes) for asker in self._askers.values())
+
+    def listen(self, unheard: Sized, hear: Callable[[], None]) -> None:
+        """Before it asks about a key the table has to `hear` the news, while there are any `unheard`."""
+        self._unheard = unheard
+        self._hear = hear
+
+    def be_wary(self) -> None:
+        """The store does not work, or is too slow. From any thread."""
+        self.wary = True
+
+    def told(self, request_id: str) -> dict[bytes, int]:
+        """What the request was told: how often it may still hear HIT for a key; 0 is MISS.
+
+        For a caller who looks up so often that a call costs too much: a key that is not in here, while the table is not `wary`, and that is
+        `present` until after `now_s` is a HIT, if the caller then enters `max_hits - 1` for it and adds one to `hits`.
+        """
+        told = self._told.get(request_id)
+        return self._open(request_id) if told is None else told
 
     def begin(self, request_id: str, hint: Hint) -> None:
         """What this request asks from now on is asked with a hint, until its end. A second one is without effect."""
@@ -98,9 +120,12 @@ class LookupTable:
         if told is None:
             told = self._open(request_id)
         left = told.get(key)
+        if left is None and self._unheard:
+            self._hear()
+            left = told.get(key)
         if left is None:
-            if self._present.get(key, 0.0) > self.now_s:
-                told[key] = self._max_hits - 1
+            if self.present.get(key, 0.0) > self.now_s:
+                told[key] = self.max_hits - 1
                 self.hits += 1
                 return _HIT
             probe = self._asking.get(request_id)
@@ -111,7 +136,7 @@ class LookupTable:
             if self._ask(request_id, told, key):
                 return _PENDING
             left = told[key]
-        if left and key in self._present:
+        if left and key in self.present:
             told[key] = left - 1
             return _HIT
         told[key] = 0
@@ -119,7 +144,7 @@ class LookupTable:
 
     def ask_again(self, request_id: str, key: bytes) -> Lookup:
         """As `lookup`, but what is known to be there is not believed: the question is the trial of a store that did not work."""
-        self._present.pop(key, None)
+        self.present.pop(key, None)
         # A probe of its own, so that nothing else is asked with it.
         self._asking.pop(request_id, None)
         answer = self.lookup(request_id, key)
@@ -172,7 +197,7 @@ class LookupTable:
         if told is None or probe.others or probe.overruled:
             return [key for key in keys if table.get(key) is probe and self._answer_one(probe, key, present)]
         # The request alone waits, and nothing else became known: what follows for one follows for all.
-        left = self._max_hits if present else 0
+        left = self.max_hits if present else 0
         before = len(told)
         closed = []
         for key in keys:
@@ -186,7 +211,7 @@ class LookupTable:
             self._remember(closed)
             return []
         self.misses += len(told) - before
-        known = self._present
+        known = self.present
         if known.keys().isdisjoint(closed):
             return []
         return [key for key in closed if known.pop(key, None) is not None and present is False and self._found_gone(key)]
@@ -200,7 +225,7 @@ class LookupTable:
 
     def is_present(self, key: bytes) -> bool:
         """Whether the key is known to be there, fresh enough not to be stored again."""
-        return self._present.get(key, 0.0) > self.now_s
+        return self.present.get(key, 0.0) > self.now_s
 
     def is_bad(self, key: bytes) -> bool:
         """Whether the record of this key was found bad and not replaced yet."""
@@ -228,7 +253,7 @@ class LookupTable:
         Returns:
             Whether it is news that the key is gone.
         """
-        self._present.pop(key, None)
+        self.present.pop(key, None)
         # Not of those with a hint: they are asked elsewhere, and what they wait for may have come since.
         if (probe := self._probes.get(key)) is not None:
             probe.overruled[key] = False
@@ -257,7 +282,7 @@ class LookupTable:
             for key, probe in list(probes.items()):
                 probe.over.add(key)
                 self.answer(probe, (key,), None)
-        self._present.clear()
+        self.present.clear()
         self._bad.clear()
         self._gone.clear()
         self._unsent.clear()
@@ -306,7 +331,7 @@ class LookupTable:
             present = probe.overruled[key]
         elif present:
             self._remember((key,))
-        elif self._present.pop(key, None) is not None and present is False:
+        elif self.present.pop(key, None) is not None and present is False:
             gone = self._found_gone(key)
         waiting = probe.others.pop(key, set())
         if probe.request_id is not None:
@@ -314,7 +339,7 @@ class LookupTable:
         for request_id in waiting:
             told = self._told.get(request_id)
             if told is not None and key not in told:
-                told[key] = self._max_hits if present else 0
+                told[key] = self.max_hits if present else 0
                 self.hits += bool(present)
                 self.misses += not present
         return gone
@@ -349,10 +374,10 @@ class LookupTable:
         if self._gone:
             for key in keys:
                 self._gone.pop(key, None)
-        present = self._present
+        present = self.present
         for key in keys:
             present[key] = until_s
-        _keep_newest(self._present, self._max_keys)
+        _keep_newest(self.present, self._max_keys)
         for probes in (self._probes, *(asker.probes for asker in self._askers.values())):
             if probes and not probes.keys().isdisjoint(keys):
                 for key in keys:

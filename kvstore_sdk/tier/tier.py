@@ -98,17 +98,19 @@ class Tier:
         self._settings = settings
         self._backend = backend
         self._namespace = identity.namespace
-        self._exists, self._get, self._put = (Breaker(settings.breaker_failures, settings.breaker_probe_s) for _ in range(3))
-        self._breakers = Breakers(self._exists, self._get, self._put)
         sizes = Sizes(memory, slot_bytes, max_key_bytes)
         self._table = LookupTable(
             timeout_s=settings.lookup_timeout_s,
             ttl_s=settings.hit_ttl_s,
             max_keys=settings.max_known_keys,
             max_hits=settings.max_hits_per_request,
-            is_key=lambda key: sizes.payload_bytes(key) > 0,
+            is_key=sizes.payload_bytes,
         )
-        self._floor = Floor(settings.min_load_mb_per_s, settings.breaker_probe_s)
+        be_wary = self._table.be_wary
+        self._exists, self._get = (Breaker(settings.breaker_failures, settings.breaker_probe_s, opened=be_wary) for _ in range(2))
+        self._put = Breaker(settings.breaker_failures, settings.breaker_probe_s)
+        self._breakers = Breakers(self._exists, self._get, self._put)
+        self._floor = Floor(settings.min_load_mb_per_s, settings.breaker_probe_s, slowed=be_wary)
         self._admission = Admission(settings.admission, settings.max_known_keys)
         self._gate = Gate(self._breakers, self._floor, self._table)
         self._waits = Waits(identity)
@@ -128,6 +130,7 @@ class Tier:
         )
         self._calls = Calls(backend, self.metrics, name, into_rows=isinstance(memory, RecordMemory))
         self._inbox = Inbox(self._table, events=events)
+        self._table.listen(self._inbox.waiting, self._hear)
         self._desk = Desk(
             name=name,
             sizes=sizes,
@@ -218,9 +221,13 @@ class Tier:
         PENDING becomes HIT or MISS within `lookup_timeout_s`, or what `begin_request` says: `flush` sends the question, `poll` or `flush`
         brings the answer.
         """
-        if self._exists.is_open or self._get.is_open or self._floor.is_slow:
-            return self._gate.lookup(request_id, key)
-        return self._table.lookup(request_id, key)
+        table = self._table
+        return self._gate.lookup(request_id, key) if table.wary else table.lookup(request_id, key)
+
+    @property
+    def table(self) -> LookupTable:
+        """What `lookup` answers from, for an engine that looks up so often that a call costs too much."""
+        return self._table
 
     def flush(self) -> None:
         """Ask the backend what the look-ups since the last `flush` left open, one batch a request. To be called at the end of a step."""
@@ -229,6 +236,8 @@ class Tier:
         now = time.monotonic()
         self._table.now_s = now
         self._table.expire()
+        if self._table.wary:
+            self._gate.look()
         for probe in self._table.take_unsent():
             hint = self._waits.hint(self._namespace, probe, now)
             self._work.put_probe(self._namespace, probe, hint)

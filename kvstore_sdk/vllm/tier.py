@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvstore_sdk.errors import ConfigError
 from kvstore_sdk.tier import JobResult, Lookup, Tier
+from kvstore_sdk.tier.lookups import LookupTable
 from kvstore_sdk.vllm import compat, metrics
 from kvstore_sdk.vllm.geometry import RankGeometry
 from kvstore_sdk.vllm.guard import NeverRaises, never_raises
@@ -26,7 +27,7 @@ __all__ = ["KVStoreTier"]
 
 logger = logging.getLogger(__name__)
 
-_HIT, _MISS = Lookup.HIT, Lookup.MISS
+_HIT, _PENDING = Lookup.HIT, Lookup.PENDING
 
 
 class KVStoreTier(SecondaryTierManager, NeverRaises):
@@ -84,6 +85,10 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         self._may_lack_blocks = self._known.blocks_per_chunk > 1
         self._memory: RowMemory | None = None
         self._tier: Tier | None = None
+        # The request that is being looked up, and what it was told; None while look-ups need more than a look at a table.
+        self._asking: Any = None
+        self._told: dict[bytes, int] = {}
+        self._table: LookupTable
         self._hints: HintReader | None = None
         if decision.lora_off:
             logger.warning(
@@ -102,6 +107,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             memory.close()
             raise
         self._memory, self._tier, self._outlives_us = memory, opened.tier, opened.outlives_us
+        self._table = opened.tier.table
         if opened.takes_hints:
             self._hints = HintReader(self.shown_as, options.adapter.peer_wait_s)
         if decision.private:
@@ -134,21 +140,41 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """From memory; RETRY while the backend is asked, for `lookup_timeout_s` at most."""
-        # Guarded here and not by the decorator: the engine calls this for every chunk of every request that waits.
+        # Guarded here and not by the decorator, and what is known is found without a call: the engine calls this for every chunk of every
+        # request that waits.
         try:
-            if self._tier is None or (self._tails.possible and self._tails.is_one(key, req_context)):
-                return compat.MISS
-            answer = self._tier.lookup(req_context.req_id, key)
-            if answer is _HIT:
+            if req_context is not self._asking:
+                return self._look_up(key, req_context)
+            table, told = self._table, self._told
+            if table.wary:
+                return self._look_up(key, req_context)
+            if key not in told and table.present.get(key, 0.0) > table.now_s:
+                told[key] = table.max_hits - 1
+                table.hits += 1
                 return compat.HIT
-            return compat.MISS if answer is _MISS else compat.RETRY
+            answer = table.lookup(req_context.req_id, key)
+            if answer is _PENDING:
+                return compat.RETRY
+            return compat.HIT if answer is _HIT else compat.MISS
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("lookup")
             return compat.MISS
 
+    def _look_up(self, key: bytes, req_context: Any) -> Any:
+        """The first of a request, and those that take a second look."""
+        if self._tier is None or (self._tails.possible and self._tails.is_one(key, req_context)):
+            return compat.MISS
+        answer = self._tier.lookup(req_context.req_id, key)
+        if not self._tails.possible:
+            self._asking, self._told = req_context, self._table.told(req_context.req_id)
+        if answer is _PENDING:
+            return compat.RETRY
+        return compat.HIT if answer is _HIT else compat.MISS
+
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what the request was told."""
+        self._asking = None
         if self._tier is not None:
             self._tier.end_request(req_context.req_id)
 
@@ -285,7 +311,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
 
     def shutdown(self) -> None:
         """Close the backend, in `close_timeout_s` at most, and let go of the engine's memory."""
-        tier, self._tier = self._tier, None
+        tier, self._tier, self._asking = self._tier, None, None
         try:
             if tier is not None:
                 tier.close()

@@ -236,3 +236,17 @@ def test_holding_the_breakers_counts_each_side_that_it_opened() -> None:
     for breaker in (breakers.exists, breakers.get, breakers.put):
         breaker.succeeded()
         assert not breaker.is_open
+
+
+def test_a_table_is_wary_from_when_a_breaker_opens_until_a_look_finds_that_all_are_closed(gated: Gated) -> None:
+    breaker = Breaker(FAILURES, PROBE_S, gated.clock, opened=gated.table.be_wary)
+    gate = Gate(Breakers(breaker, gated.breakers.get, gated.breakers.put), gated.floor, gated.table)
+    gated.open(breaker)
+    assert gated.table.wary
+    gate.look()
+    assert gated.table.wary
+    breaker.succeeded()
+    gate.look()
+    assert not gated.table.wary
+    breaker.hold(1.0)
+    assert gated.table.wary

@@ -194,9 +194,10 @@ def test_a_request_that_was_told_hit_is_not_told_otherwise_because_loads_are_slo
     engine = slow_engine(new_engine, FaultyBackend(open_memory("")))
     tier = engine.tier
     engine.store(keys(2))
-    tier._table._max_hits = 5
+    tier._table.max_hits = 5
     assert tier.lookup("r", key(0)) is Lookup.HIT
     tier._floor.is_slow, tier._floor._next_trial_s = True, float("inf")
+    tier._table.be_wary()
     assert [tier.lookup(*asked) for asked in (("r", key(0)), ("r", key(1)), ("s", key(0)))] == [Lookup.HIT, Lookup.MISS, Lookup.MISS]
     # What was a miss stays one.
     tier._floor.is_slow = False
@@ -228,6 +229,7 @@ def test_a_polled_store_is_not_slow_because_the_engine_comes_by_late(new_engine:
     assert not tier._floor.is_slow
     # And one that was slow comes back.
     tier._floor.is_slow = True
+    tier._table.be_wary()
     assert engine.ask(keys(1)) == [Lookup.HIT]
     load()
     assert not tier._floor.is_slow

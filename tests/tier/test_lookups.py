@@ -542,6 +542,59 @@ def test_no_answer_is_no_news_of_a_known_record(table: Table) -> None:
     assert not table.answer_one(asked, None)
 
 
+def test_what_is_told_by_other_threads_is_heard_before_a_question_is_made(table: Table) -> None:
+    news: list[bytes] = []
+
+    def hear() -> None:
+        table.stored(tuple(news))
+        news.clear()
+
+    table.listen(news, hear)
+    table.lookup("r", b"other")
+    news.append(b"k")
+    assert table.lookup("r", b"k") is HIT
+    assert [key for _, key in table.sent()] == [b"other"]
+
+
+def test_what_a_request_asks_for_in_a_step_counts_as_asked_with_the_first_of_it(table: Table) -> None:
+    table.lookup("r", b"1")
+    table.clock.now_s += 1.5
+    table.lookup("r", b"2")
+    table.turn(0.6)
+    assert [table.lookup("r", b"1"), table.lookup("r", b"2")] == [MISS, MISS]
+    assert table.timeouts == 2
+
+
+def test_what_is_asked_in_the_next_step_has_its_own_time(table: Table) -> None:
+    table.lookup("r", b"1")
+    table.take_unsent()
+    table.clock.now_s += 1.5
+    table.lookup("r", b"2")
+    table.turn(0.6)
+    assert [table.lookup("r", b"1"), table.lookup("r", b"2")] == [MISS, PENDING]
+
+
+def test_a_full_table_forgets_some_at_once_and_the_oldest_first() -> None:
+    """To find the oldest costs what was forgotten before: not once for every key that is learned."""
+    table = Table(max_keys=1280)
+    table.stored([b"%d" % number for number in range(1281)])
+    assert len(table) == 1280 - 10
+    assert not table.is_present(b"10")
+    assert table.is_present(b"11")
+
+
+def test_one_call_answers_some_of_what_a_request_asked_and_leaves_the_rest_open(table: Table) -> None:
+    for key in (b"1", b"2", b"3"):
+        table.lookup("r", key)
+    [probe] = table.take_unsent()
+    table.answer(probe, [b"3"], True)
+    assert [table.lookup("r", key) for key in (b"1", b"2", b"3")] == [PENDING, PENDING, HIT]
+    # An answer that comes twice, as after a fault, changes nothing.
+    table.answer(probe, [b"3", b"1"], False)
+    assert [table.lookup("s", b"3"), table.lookup("r", b"1"), table.lookup("r", b"2")] == [HIT, MISS, PENDING]
+    assert (table.hits, table.misses, table.pending) == (2, 1, 1)
+
+
 def test_a_known_look_up_takes_microseconds(table: Table) -> None:
     """PERF-03: 5 ms for a thousand of them on the caller's thread; with room for a slow machine."""
     keys = [b"%d" % number for number in range(1000)]
