@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from child import Child
-from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
+from harness import Cell, CellResult, add_outputs, geometric_mean, machine_facts, publish, run_cell, verdict
+from targets import judge
 
 HERE = Path(__file__).parent
 OPERATIONS = {
@@ -41,8 +42,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=list(OPERATIONS), action="append", help="this cell; may be repeated")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: the thread's own processor time, for a busy machine")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    add_outputs(parser)
     args = parser.parse_args()
 
     folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=args.folder))
@@ -65,13 +65,10 @@ def main() -> None:
 
     facts = machine_facts() | {"vllm": vllm.__version__, "rounds": str(args.rounds), "clock": args.clock}
     title = "Time on the calling thread against vLLM's fs tier"
-    text = report(title, "1/s", results, facts)
-    text += "\n" + ("\n".join(f"- Missed: {miss}." for miss in verdict(results, WANTED, WANTED)) or "Nothing missed.") + "\n"
-    print(text)
-    if args.json:
-        save(args.json, title, "1/s", results, facts)
-    if args.markdown:
-        args.markdown.write_text(text)
+    misses = verdict(results, WANTED, WANTED)
+    mean = geometric_mean([result.ratio for result in results])
+    found = judge("calls", not misses, f"{mean:.2f} times as fast; {len(misses) or 'nothing'} missed")
+    publish(args, title, "1/s", results, facts, [f"- Missed: {miss}." for miss in misses] or ["Nothing missed."], [found])
 
 
 if __name__ == "__main__":

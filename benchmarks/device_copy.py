@@ -13,13 +13,12 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
+from harness import Cell, CellResult, add_outputs, machine_facts, publish, run_cell, verdict
 
 from kvstore_sdk.backend import Region
 from kvstore_sdk.format import record_bytes
@@ -102,8 +101,7 @@ def main() -> None:
     parser.add_argument("--moved-mib", type=int, default=256, help="bytes of a transfer")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    add_outputs(parser)
     args = parser.parse_args()
 
     rng = random.Random(args.seed)
@@ -118,13 +116,8 @@ def main() -> None:
             bench.close()
     facts: dict[str, Any] = machine_facts() | {"torch": torch.__version__, "transfer": f"{args.moved_mib} MiB", "rounds": str(args.rounds)}
     title = "Transfers between KV tensors and records against one large memcpy"
-    text = report(title, "MB/s", results, facts)
-    text += "\n" + ("\n".join(f"- Missed: {miss}." for miss in verdict(results, 0.85, 0.5)) or "Nothing missed.") + "\n"
-    print(text)
-    if args.json:
-        save(args.json, title, "MB/s", results, facts)
-    if args.markdown:
-        args.markdown.write_text(text)
+    misses = [f"- Missed: {miss}." for miss in verdict(results, 0.85, 0.5)]
+    publish(args, title, "MB/s", results, facts, misses or ["Nothing missed."])
 
 
 def _sides(bench: Bench, store: bool, scattered: bool) -> tuple[Callable[[], float], Callable[[], float]]:

@@ -12,10 +12,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from harness import Cell, CellResult, machine_facts, report, run_cell, save, verdict
+from harness import Cell, CellResult, add_outputs, machine_facts, publish, run_cell, verdict
 
 from kvstore_sdk.backend import Region
 from kvstore_sdk.format import record_bytes
@@ -197,8 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--policy", choices=("lru", "arc"), default="lru")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    add_outputs(parser)
     args = parser.parse_args()
     rng = random.Random(args.seed)
     results: list[CellResult] = []
@@ -218,14 +216,8 @@ def main() -> None:
 
     facts = machine_facts() | {"vllm": vllm.__version__, "rounds": str(args.rounds), "policy": args.policy}
     title = "Time on the calling thread against vLLM's CPU offloading manager"
-    text = report(title, "1/s", results, facts)
-    text += "\n" + _table(by_size)
-    text += "\n" + ("\n".join(f"- Missed: {miss}." for miss in verdict(results, 1.0, 1.0)) or "Nothing missed.") + "\n"
-    print(text)
-    if args.json:
-        save(args.json, title, "1/s", results, facts)
-    if args.markdown:
-        args.markdown.write_text(text)
+    misses = [f"- Missed: {miss}." for miss in verdict(results, 1.0, 1.0)]
+    publish(args, title, "1/s", results, facts, [_table(by_size), *(misses or ["Nothing missed."])])
 
 
 def _table(by_size: dict[str, list[CellResult]]) -> str:

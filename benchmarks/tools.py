@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import Cell, CellResult, filesystem_of, machine_facts, report, run_cell, save
+from harness import Cell, CellResult, add_outputs, filesystem_of, machine_facts, publish, report, run_cell
 
 from kvstore_sdk.backend import open_backend
 from kvstore_sdk.format import HEADER_BYTES, record_bytes, seal
@@ -41,8 +41,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="64KiB,1MiB,8MiB", help="of a payload")
     parser.add_argument("--threads", default="1,4")
     parser.add_argument("--modes", default="direct,buffered")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    add_outputs(parser)
     args = parser.parse_args()
 
     folder = Path(tempfile.mkdtemp(prefix="kvstore-bench-", dir=args.folder))
@@ -62,12 +61,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     facts = machine_facts() | {"filesystem": filesystem_of(args.folder), "rounds": str(args.rounds)}
     title = "kvstore verify against plain reading"
-    text = report(title, "MB/s", results, facts)
-    print(text)
-    if args.json:
-        save(args.json, title, "MB/s", results, facts)
-    if args.markdown:
-        args.markdown.write_text(text)
+    publish(args, title, "MB/s", results, facts)
 
 
 def _fill(root: Path, payload_bytes: int) -> None:
