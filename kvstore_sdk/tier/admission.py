@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,8 +24,8 @@ class Admission:
         self.admits_all = policy == "all"
         self._max_keys = max_keys
         self._lock = threading.Lock()
-        # Keys that were touched: those touched last at the end.
-        self._touched: dict[bytes, None] = {}
+        # Keys that were touched: those touched last at the end. To find the first of a dict costs what was taken from its front before.
+        self._touched: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._touched)
@@ -42,12 +43,12 @@ class Admission:
         with self._lock:
             for key in keys:
                 if key in touched:
-                    del touched[key]
+                    touched.move_to_end(key)
                 else:
                     new.append(key)
-                touched[key] = None
+                    touched[key] = None
             while len(touched) > self._max_keys:
-                del touched[next(iter(touched))]
+                touched.popitem(last=False)
         return new
 
     def clear(self) -> None:
