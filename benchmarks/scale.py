@@ -6,8 +6,8 @@ caches costs more whoever asks for it, and vLLM's CPU offloading manager.
 
 All sizes are asked one after the other in every round, in a random order, each in a process of its own; growth is the ratio between the
 largest and the smallest in the same round, noise the ratio of the smallest to itself. A call is called flat or logarithmic when its growth
-from 10^3 to 10^6 is no more than log(10^6) / log(10^3), which is 2; or would be without what one look-up in the dict came to cost. Memory is
-what the process grows by; it is flat when a key costs no more than half as much again at 10^6 as at 10^4: a dict has from a third to two
+from 10^3 to 10^6 is no more than log(10^6) / log(10^3), which is 2, or would be but for what one look-up in the dict came to cost. Memory
+is what the process grows by; it is flat when a key costs no more than half as much again at 10^6 as at 10^4: a dict has from a third to two
 thirds of its places in use.
 """
 
