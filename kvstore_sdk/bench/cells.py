@@ -12,17 +12,43 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from kvstore_sdk.backend import NoSpaceError
+from kvstore_sdk.backend import BackendError, NoSpaceError
 from kvstore_sdk.bench.crew import Done
 from kvstore_sdk.bench.drive import Driver, Shape, shape_of
-from kvstore_sdk.bench.limits import copy_rate, drop_pages
+from kvstore_sdk.bench.limits import copy_rate, drop_pages, fio_rates
 from kvstore_sdk.bench.statistics import Ratio, percentile, ratio_of
+from kvstore_sdk.errors import text_of
 
-__all__ = ["AGAIN", "MEMCPY", "PLAIN", "TARGET", "Budget", "Cell", "Latency", "Side", "check_room", "measure", "measure_latency"]
+__all__ = [
+    "AGAIN",
+    "AGAINST",
+    "FIO",
+    "MEMCPY",
+    "PLAIN",
+    "TARGET",
+    "UNSEALED",
+    "Budget",
+    "Cell",
+    "Latency",
+    "Side",
+    "check_room",
+    "measure",
+    "measure_latency",
+]
 
-TARGET, AGAIN, PLAIN, MEMCPY = "target", "again", "plain files", "memcpy"
+TARGET, AGAIN, UNSEALED, AGAINST = "target", "again", "integrity off", "against"
+PLAIN, FIO, MEMCPY = "plain files", "fio", "memcpy"
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Place: TypeAlias = tuple[str, str]
+"""An operation and its place, as a cell has them."""
+_EVERYWHERE = ("", "")
 _SAMPLES = 500
+_MOST_RECORDS = 16384
+"""In a set. Small records need no more to fill their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +127,24 @@ class Budget:
     set_bytes: int
 
 
-def measure(sides: Sequence[Side], place: str, payload_bytes: int, threads: int, budget: Budget, notes: set[str]) -> list[Cell]:
+def _named(measured: Callable[Concatenate[Side, _P], _T]) -> Callable[Concatenate[Side, _P], _T]:
+    """Errors of what is beside the target say so."""
+
+    @wraps(measured)
+    def run(side: Side, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return measured(side, *args, **kwargs)
+        except BackendError as error:
+            if side.name in (TARGET, AGAIN, UNSEALED):
+                raise
+            raise BackendError(f"{side.name}: {text_of(error)}") from error
+
+    return run
+
+
+def measure(
+    sides: Sequence[Side], place: str, payload_bytes: int, threads: int, budget: Budget, notes: set[str], fio_folder: str | None = None
+) -> list[Cell]:
     """The cells of one record size and one number of threads.
 
     Args:
@@ -111,38 +154,38 @@ def measure(sides: Sequence[Side], place: str, payload_bytes: int, threads: int,
         threads: That make calls, where the store allows so many.
         budget: As it says.
         notes: What a reader has to know is put into it.
+        fio_folder: Where `fio` takes part in each round, past the page cache.
 
     Raises:
         BackendError: a side failed, or has given bytes that were not stored.
     """
-    cells: dict[tuple[str, str], Cell] = {}
     # Put, two gets, half of one to ask, and removing, which takes as long as it takes.
     slice_s = budget.seconds / (budget.rounds + 1) / (5 * len(sides) + 1)
-    order: list[Side | None] = [*sides, None]
+    turns: list[tuple[str, Callable[[], dict[_Place, float]]]] = [
+        (side.name, partial(_turn, side, place, payload_bytes, threads, slice_s, budget, notes)) for side in sides
+    ]
+    turns.append((MEMCPY, lambda: {_EVERYWHERE: copy_rate(payload_bytes, threads, slice_s / 4)}))
+    if fio_folder is not None:
+        rates = partial(fio_rates, fio_folder, payload_bytes, threads, budget.set_bytes)
+        turns.append((FIO, lambda: {(operation, place): rate for operation, rate in rates().items()}))
+    cells: dict[_Place, Cell] = {}
     end_s = time.monotonic() + budget.seconds
     for number in range(budget.rounds + 1):
-        random.shuffle(order)
-        for side in order:
-            found = (
-                _copies(payload_bytes, threads, slice_s)
-                if side is None
-                else _turn(side, place, payload_bytes, threads, slice_s, budget, notes)
-            )
-            for key, rate in found.items():
-                name = MEMCPY if side is None else side.name
+        random.shuffle(turns)
+        for name, turn in turns:
+            for key, rate in turn().items():
                 if number:
-                    cell = cells.setdefault(key, Cell(*key, payload_bytes, threads))
-                    cell.rates.setdefault(name, []).append(rate)
+                    cells.setdefault(key, Cell(*key, payload_bytes, threads)).rates.setdefault(name, []).append(rate)
         if number and time.monotonic() > end_s:
             break
-    # The limit of memory has no places of its own.
-    copies = cells.pop((MEMCPY, ""), None)
+    copies = cells.pop(_EVERYWHERE)
     for cell in cells.values():
-        if copies and cell.operation in ("put", "get"):
-            cell.rates[MEMCPY] = copies.rates[MEMCPY]
+        if cell.operation in ("put", "get"):
+            cell.rates |= copies.rates
     return list(cells.values())
 
 
+@_named
 def measure_latency(side: Side, place: str, payload_bytes: int, budget: Budget) -> list[Latency]:
     """Of single records, one after another.
 
@@ -166,15 +209,14 @@ def measure_latency(side: Side, place: str, payload_bytes: int, budget: Budget) 
     return [of("put", place, put), of("get", reads, get), of("exists", place, exists)]
 
 
-def _turn(
-    side: Side, place: str, payload_bytes: int, threads: int, slice_s: float, budget: Budget, notes: set[str]
-) -> dict[tuple[str, str], float]:
+@_named
+def _turn(side: Side, place: str, payload_bytes: int, threads: int, slice_s: float, budget: Budget, notes: set[str]) -> dict[_Place, float]:
     """Store a set, read it, ask for it, remove it."""
     driver = side.driver
     shape = shape_of(driver.backend, payload_bytes, threads)
     if shape.threads < threads:
         notes.add(f"{side.name} takes {shape.threads} calls at a time, so no more threads call it (max_concurrency)")
-    keys = driver.keys(max(shape.threads * shape.batch, budget.set_bytes // shape.record_bytes))
+    keys = driver.keys(max(shape.threads * shape.batch, min(budget.set_bytes // shape.record_bytes, _MOST_RECORDS)))
     put, stored = driver.put(shape, keys, sealed=side.sealed, limit_s=slice_s)
     driver.wait_visible(shape, stored)
     reads = "warm" if place == "buffered" else place
@@ -189,10 +231,6 @@ def _turn(
     if side.deletes:
         found["delete", place] = driver.delete(shape, stored).rate
     return found
-
-
-def _copies(payload_bytes: int, threads: int, slice_s: float) -> dict[tuple[str, str], float]:
-    return {(MEMCPY, ""): copy_rate(payload_bytes, threads, slice_s / 4)}
 
 
 def check_room(room_bytes: int | None, needed_bytes: int, what: str) -> None:

@@ -35,6 +35,7 @@ from kvstore_sdk.backend import (
 from kvstore_sdk.bench.crew import Done, Watch, work_through
 from kvstore_sdk.format import HEADER_BYTES, record_bytes, seal, verify
 from kvstore_sdk.keys import ChunkKey
+from kvstore_sdk.tools.health import timed
 from kvstore_sdk.tools.removal import remove
 from kvstore_sdk.tools.retry import Retry
 
@@ -217,8 +218,7 @@ class Driver:
         if self._broken:
             _kept.append(self._region)
         else:
-            if isinstance(self.backend, SupportsRegions):
-                self.backend.unregister_region(self._region)
+            self._tell("unregister_region", self._region)
             self._region.close()
         self._region = None
 
@@ -245,13 +245,18 @@ class Driver:
             )
         return list(results)
 
+    def _tell(self, what: str, region: Region) -> str:
+        """What went wrong, if the backend wants to know of memory at all."""
+        backend: Any = self.backend
+        return timed(what, self._timeout_s, lambda: getattr(backend, what)(region)).problem if isinstance(backend, SupportsRegions) else ""
+
     def _buffers(self, shape: Shape) -> list[list[Buffer]]:
         """For each thread those of a batch."""
         if self._region is None or self._region.size_bytes < shape.least_bytes:
             self.close()
             region = Region(shape.least_bytes, "kvstore-bench")
-            if isinstance(self.backend, SupportsRegions):
-                self.backend.register_region(region)
+            if problem := self._tell("register_region", region):
+                raise BackendError(problem)
             self._region = region
         if len(self._payload) != shape.payload_bytes:
             # Random: a store that compresses, or finds equal blocks, shall not look faster than it is with KV.

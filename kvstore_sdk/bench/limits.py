@@ -1,22 +1,26 @@
-"""The limits beside a backend: copying in memory, and for a folder plain files, whose page cache is emptied where that is allowed."""
+"""The limits beside a backend: copying in memory, and for a folder plain files and fio; and emptying the page cache of files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvstore_sdk.backend import Capabilities, Deadline, DeleteStatus, Failure, Get, GetResult, GetStatus, Put, PutResult, PutStatus, Region
 from kvstore_sdk.bench.crew import Watch, work_through
-from kvstore_sdk.errors import UnavailableError
+from kvstore_sdk.errors import UnavailableError, text_of
 
-__all__ = ["PlainFiles", "copy_rate", "drop_pages"]
+__all__ = ["PlainFiles", "copy_rate", "drop_pages", "fio_rates"]
 
 _DROPS = 3
+_FIO_BYTES = 64 << 20
+_FIO_S = 60.0
 
 
 class PlainFiles:
@@ -26,17 +30,17 @@ class PlainFiles:
     capabilities = Capabilities(max_record_bytes=1 << 40, max_batch=1024, max_concurrency=1024, align_bytes=4096, max_name_bytes=1024)
 
     def __init__(self, folder: Path, *, direct: bool) -> None:
-        """In a new folder below `folder`.
+        """In a new folder below `folder`, which is then called `folder`.
 
         Raises:
             OSError: the folder cannot be made.
         """
-        self._folder = tempfile.mkdtemp(prefix=".kvstore-bench-", dir=folder)
+        self.folder = tempfile.mkdtemp(prefix=".kvstore-bench-", dir=folder)
         self._direct = os.O_DIRECT if direct else 0
 
     def path(self, name: str) -> str:
         """Where a record is."""
-        return f"{self._folder}/{name.rpartition('/')[2]}"
+        return f"{self.folder}/{name.rpartition('/')[2]}"
 
     def put(self, puts: Sequence[Put], deadline: Deadline) -> list[PutResult]:
         for put in puts:
@@ -57,7 +61,7 @@ class PlainFiles:
         return [DeleteStatus.DELETED for _ in names]
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _move(self, name: str, view: memoryview, flags: int, move: object) -> None:
         fd = os.open(self.path(name), flags | self._direct | os.O_CLOEXEC, 0o600)
@@ -85,6 +89,31 @@ def copy_rate(record_bytes: int, threads: int, limit_s: float) -> float:
 
         batches = [range(max(1, (1 << 20) // record_bytes))] * threads
         return work_through("memcpy", batches, work, Watch(threads, 60.0), limit_s=limit_s, repeat=True).rate
+
+
+def fio_rates(folder: str, payload_bytes: int, threads: int, set_bytes: int) -> dict[str, float]:
+    """Blocks a second that `fio` writes (`put`) and reads (`get`) past the page cache, one file a thread.
+
+    Raises:
+        UnavailableError: it failed.
+    """
+    size = max(1, min(set_bytes, _FIO_BYTES) // threads // payload_bytes) * payload_bytes
+    how = ["--name=kvstore", f"--directory={folder}", f"--bs={payload_bytes}", f"--size={size}", f"--numjobs={threads}", "--direct=1"]
+    how += ["--ioengine=psync", "--thread", "--group_reporting", "--fallocate=none", "--output-format=json"]
+    found = {}
+    try:
+        for operation, direction in (("put", "write"), ("get", "read")):
+            done = subprocess.run(["fio", *how, f"--rw={direction}"], capture_output=True, text=True, timeout=_FIO_S)
+            if done.returncode:
+                raise UnavailableError(f"fio: {(done.stderr.strip().splitlines() or ['failed'])[0]}")
+            found[operation] = json.loads(done.stdout)["jobs"][0][direction]["bw_bytes"] / payload_bytes
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as cause:
+        raise UnavailableError(f"fio: {type(cause).__name__}: {text_of(cause)}") from cause
+    finally:
+        for number in range(threads):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{folder}/kvstore.{number}.0")
+    return found
 
 
 def drop_pages(paths: Iterable[str]) -> bool:

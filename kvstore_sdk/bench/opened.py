@@ -110,11 +110,15 @@ class Opened:
             return
         context, self._context = self._context, None
         left, written = self.driver.left, len(self.driver.left)
-        problem = timed("delete", self._timeout_s * _TRIES, self.driver.clean).problem if left and not self._leave else ""
-        if left or self.driver.is_unsure:
-            why = problem or ("a put that did not return may still store them" if self.driver.is_unsure else "--leave-records")
-            how = f"give the same store to kvstore prune --namespace {self._namespace} to remove them"
-            self._problems.append(f"up to {written} records of this run are in {self._label} ({why}); {how}")
+        why = "--leave-records" if self._leave else "interrupted while they were removed"
+        try:
+            if left and not self._leave:
+                why = timed("delete", self._timeout_s * _TRIES, self.driver.clean).problem
+        finally:
+            if left or self.driver.is_unsure:
+                why = why or "a put that did not return may still store them"
+                how = f"give the same store to kvstore prune --namespace {self._namespace} to remove them"
+                self._problems.append(f"up to {written} records of this run are in {self._label} ({why}); {how}")
         self.driver.close()
         timed("close", _CLOSE_S, lambda: context.__exit__(None, None, None))
         if self.folder is not None and not left:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,20 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from kvstore_sdk.backend import backend_options
-from kvstore_sdk.bench.cells import AGAIN, PLAIN, TARGET, Budget, Cell, Latency, Side, check_room, measure, measure_latency
+from kvstore_sdk.bench.cells import (
+    AGAIN,
+    AGAINST,
+    PLAIN,
+    TARGET,
+    UNSEALED,
+    Budget,
+    Cell,
+    Latency,
+    Side,
+    check_room,
+    measure,
+    measure_latency,
+)
 from kvstore_sdk.bench.drive import Driver, shape_of
 from kvstore_sdk.bench.limits import PlainFiles
 from kvstore_sdk.bench.machine import filesystem_of, machine_facts
@@ -30,7 +44,6 @@ from kvstore_sdk.format import record_bytes
 __all__ = ["add_command"]
 
 COMMAND = "bench"
-AGAINST, UNSEALED = "against", "integrity off"
 _DIRECT_IO = "direct_io"
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _LATENCY_SHARE = 0.4
@@ -54,6 +67,7 @@ def add_command(commands: Any) -> None:
     add("--seconds", metavar="N", type=_whole(1, 86400), default=60, help="for all of it, about (default: 60)")
     add("--bytes", metavar="SIZE", type=_size, default="256MiB", help="in the store at one time, about (default: 256MiB)")
     add("--integrity", choices=("both", "on", "off"), default="both", help="seal and verify within the time (default: both)")
+    add("--fio", action="store_true", help="let fio take part, if it is installed and the store is a folder with direct I/O")
     add("--leave-records", action="store_true", help="remove nothing, for a store that cannot")
     add("--markdown", metavar="FILE", type=Path, help="write the tables here, too")
     add("--svg", metavar="FILE", type=Path, help="write a plot of the rates here, too")
@@ -68,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     for file in (arguments.markdown, arguments.svg):
         if file is not None and not os.access(file.absolute().parent, os.W_OK):
             raise ConfigError(COMMAND, str(file), "cannot be written; name a file in a folder that is there")
+    if arguments.fio and shutil.which("fio") is None:
+        raise ConfigError(COMMAND, "--fio", "is not installed; apt-get install fio")
     bench = _Bench(arguments, target, against)
     try:
         with Progress(arguments) as progress, Report(COMMAND, as_json=arguments.json) as report:
@@ -112,14 +128,14 @@ class _Bench:
         skipped = 0
         for place, target in modes:
             try:
-                with self._sides(place, target) as (sides, set_bytes):
+                with self._sides(place, target) as (sides, set_bytes, fio):
                     for number, (size, threads) in enumerate(each):
                         # Of each mode at least something.
                         if number and time.monotonic() > self._end_s:
                             skipped += 1
                             continue
                         progress.show(f"bench: {place} {size >> 10} KiB, {threads} threads, {self._left_s:.0f} s left".replace("  ", " "))
-                        self._cells += measure(sides, place, size, threads, self._budget(1.0, set_bytes), self._notes)
+                        self._cells += measure(sides, place, size, threads, self._budget(1.0, set_bytes), self._notes, fio)
                     for number, size in enumerate(arguments.sizes):
                         if number and time.monotonic() > self._end_s:
                             continue
@@ -138,8 +154,8 @@ class _Bench:
         return Results(self._cells, self._latencies, facts, sorted(self._notes))
 
     @contextlib.contextmanager
-    def _sides(self, place: str, target: Target) -> Iterator[tuple[list[Side], int]]:
-        """Everything that takes part, open; and how long a set may be."""
+    def _sides(self, place: str, target: Target) -> Iterator[tuple[list[Side], int, str | None]]:
+        """Everything that takes part, open; how long a set may be; and where fio may write, if it takes part."""
         arguments = self._arguments
         sealed, deletes = arguments.integrity != "off", not arguments.leave_records
         with contextlib.ExitStack() as stack:
@@ -155,13 +171,15 @@ class _Bench:
                 stores.append(other)
             self._fit(sides)
             set_bytes = min([arguments.bytes, *(self._room(store, len(sides)) for store in stores)])
+            fio = None
             if opened.folder is not None:
                 self._facts["filesystem"] = filesystem_of(opened.folder)
                 files = stack.enter_context(contextlib.closing(PlainFiles(opened.folder, direct=place == "direct")))
                 driver = Driver(files, self.namespace, arguments.timeout)
                 stack.callback(driver.close)
                 sides.append(Side(PLAIN, driver, sealed=False, path=files.path))
-            yield sides, set_bytes
+                fio = files.folder if arguments.fio and place == "direct" else None
+            yield sides, set_bytes, fio
 
     def _opened(self, label: str, target: Target) -> Opened:
         return Opened(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore_sdk.bench.cells import AGAIN, MEMCPY, PLAIN, TARGET, Cell, Latency
+from kvstore_sdk.bench.cells import AGAIN, AGAINST, FIO, MEMCPY, PLAIN, TARGET, UNSEALED, Cell, Latency
 from kvstore_sdk.bench.plot import Bar, bars
 from kvstore_sdk.bench.statistics import bootstrap, geometric_mean
 from kvstore_sdk.cli.table import columns
@@ -14,7 +14,7 @@ from kvstore_sdk.cli.table import columns
 __all__ = ["Results", "markdown", "picture", "text"]
 
 _MOVES = ("put", "get")
-_RATIOS = (PLAIN, "against")
+_RATIOS = (AGAINST, PLAIN, FIO)
 
 
 class Results(NamedTuple):
@@ -79,7 +79,7 @@ def _rates(title: str, cells: Sequence[Cell], divisor: float | None, last: list[
     """A column for each side; ratios with their intervals; and how far the target is from itself."""
     sides = [side for side in dict.fromkeys(side for cell in cells for side in cell.rates) if side not in (AGAIN, MEMCPY)]
     # In the order in which sides are explained, whichever came first in a round.
-    sides.sort(key=lambda side: [TARGET, "integrity off", "against", PLAIN].index(side))
+    sides.sort(key=lambda side: [TARGET, UNSEALED, AGAINST, PLAIN, FIO].index(side))
     others = [side for side in _RATIOS if side in sides]
     head = ["operation", "record", "threads", *sides, *last, *(f"target / {side}" for side in others), "target / target (noise)", "rounds"]
     rows = []

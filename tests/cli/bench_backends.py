@@ -16,6 +16,7 @@ from kvstore_sdk.backend import (
     NoSpaceError,
     PutResult,
     PutStatus,
+    Region,
     UnavailableError,
 )
 from kvstore_sdk.testing import BackendWrapper, Fault, FaultyBackend, Hang, Raise, Return, Say, WrongBytes
@@ -57,6 +58,16 @@ class ReadOnly(BackendWrapper):
         return Capabilities(max_record_bytes=1 << 30, read_only=True)
 
 
+class WithoutMemory(BackendWrapper):
+    """Cannot take the memory that it is told of."""
+
+    def register_region(self, region: Region) -> None:
+        raise MemoryError("no more")
+
+    def unregister_region(self, region: Region) -> None:
+        pass
+
+
 class Narrow(BackendWrapper):
     """Takes two records in a call and one call at a time, and fails whoever asks for more."""
 
@@ -92,6 +103,10 @@ def open_read_only(location: str) -> Any:
 
 def open_narrow(location: str) -> Any:
     return Narrow(open_memory(location))
+
+
+def open_without_memory(location: str) -> Any:
+    return WithoutMemory(open_memory(location))
 
 
 def open_hanging(location: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -261,6 +262,38 @@ def test_arguments_out_of_bounds_are_refused(wrong: list[str], capsys: pytest.Ca
 def test_a_file_that_cannot_be_written_is_told_before_an_hour_is_spent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "memory", "--location", LOCATION, "--svg", str(tmp_path / "nowhere" / "plot.svg")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_fails_beside_the_target_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "memory", "--location", LOCATION, *QUICK, "--against", "bench_backends:open_faulty"]
+    assert main([*command, "--against-location", "cli-bench-other", "--against-option", "how=wrong bytes"]) == 1
+    assert "against: get " in capsys.readouterr().err
+    assert left() == left("cli-bench-other") == []
+
+
+def test_a_backend_that_fails_to_take_memory_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "bench_backends:open_without_memory", "--location", LOCATION, *QUICK]) == 1
+    assert "register_region: the backend raised MemoryError" in capsys.readouterr().err
+
+
+def test_fio_takes_part_when_it_is_asked_for_and_leaves_no_files(
+    tmp_path: Path, measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = (tmp_path / "kv").as_uri()
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path))
+        assert main(["bench", url, *QUICK, "--fio"]) == 2
+        assert "apt-get install fio" in capsys.readouterr().err
+        # One that fails is an error like any other.
+        (tmp_path / "fio").write_text("#!/bin/sh\necho no such thing >&2\nexit 1\n")
+        (tmp_path / "fio").chmod(0o755)
+        if main(["bench", url, *QUICK, "--option", "direct_io=always", "--fio"]) == 2:
+            pytest.skip("no direct I/O here")
+        assert "fio: no such thing" in capsys.readouterr().err
+    if shutil.which("fio") is not None:
+        found = measured(url, "--option", "direct_io=always", "--fio")
+        assert all("fio" in cell["rates"] for cell in found["items"] if cell["operation"] in ("put", "get"))
+    assert files(tmp_path / "kv") == []
 
 
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
