@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.lookups import LookupTable
-from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.types import Lookup
 
 __all__ = ["Gate"]
@@ -22,8 +21,8 @@ class Gate:
     def __init__(self, breakers: Breakers, floor: Floor, table: LookupTable) -> None:
         self._breakers = breakers
         self._floor = floor
-        # Requests and keys that were told MISS for the floor, since the last `count`.
-        self._too_slow = 0
+        self.too_slow = 0
+        """Requests and keys that were told MISS for the floor, so far."""
         self._table = table
         self._trial_lookup: tuple[str, bytes] | None = None
         self._trial_load: bytes | None = None
@@ -34,7 +33,7 @@ class Gate:
         if get.is_open and not get.is_due():
             return table.refuse(request_id, key)
         if self._floor.is_slow and not table.is_answered(request_id, key) and not self._floor.passes(request_id):
-            self._too_slow += 1
+            self.too_slow += 1
             return table.refuse(request_id, key)
         # Whom a request names may well be there where the others are not.
         if exists.is_open and not table.is_hinted(request_id) and self._trial_lookup != (request_id, key):
@@ -56,19 +55,6 @@ class Gate:
         table.wary = False
         if self._breakers.exists.is_open or self._breakers.get.is_open or self._floor.is_slow:
             table.be_wary()
-
-    def count(self, metrics: TierMetrics) -> None:
-        """Count what look-ups were told since the last time."""
-        table = self._table
-        if table.hits:
-            metrics.count("lookups", "hit", by=table.hits)
-        if table.misses:
-            metrics.count("lookups", "miss", by=table.misses)
-        if table.timeouts:
-            metrics.count("lookup_timeouts", by=table.timeouts)
-        if self._too_slow:
-            metrics.count("lookups_too_slow", by=self._too_slow)
-        table.hits = table.misses = table.timeouts = self._too_slow = 0
 
     @property
     def loads_warily(self) -> bool:

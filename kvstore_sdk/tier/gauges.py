@@ -1,16 +1,25 @@
-"""What a Tier's gauges read."""
+"""What a Tier's gauges read, and the counters that its parts keep."""
 
 from __future__ import annotations
 
 from kvstore_sdk.tier.breaker import Breakers
 from kvstore_sdk.tier.desk import Desk
 from kvstore_sdk.tier.floor import Floor
+from kvstore_sdk.tier.gate import Gate
 from kvstore_sdk.tier.health import Health
 from kvstore_sdk.tier.lookups import LookupTable
 from kvstore_sdk.tier.metrics import TierMetrics
 from kvstore_sdk.tier.work import WorkQueue
 
-__all__ = ["declare_gauges"]
+__all__ = ["count_lookups", "declare_gauges"]
+
+
+def count_lookups(metrics: TierMetrics, table: LookupTable, gate: Gate) -> None:
+    """Have `metrics` read what look-ups were told, so that no step of the engine pays for it."""
+    metrics.counter("lookups", lambda: table.hits, "hit")
+    metrics.counter("lookups", lambda: table.misses, "miss")
+    metrics.counter("lookup_timeouts", lambda: table.timeouts)
+    metrics.counter("lookups_too_slow", lambda: gate.too_slow)
 
 
 def declare_gauges(

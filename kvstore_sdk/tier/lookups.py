@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import islice
 
 from kvstore_sdk.backend import Hint
+from kvstore_sdk.keys import GROUP_BYTES
 from kvstore_sdk.tier.hints import Asker, patience_s
 from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.types import Lookup
@@ -75,7 +76,7 @@ class LookupTable:
         self._told: dict[str, dict[bytes, int]] = {}
         self._closed = False
         self.hits = self.misses = self.timeouts = 0
-        """Requests and keys that were told HIT and MISS, and keys that got no answer in time. The owner reads them and sets them back."""
+        """Requests and keys that were told HIT and MISS, and keys that got no answer in time, so far."""
 
     def __len__(self) -> int:
         return len(self.present)
@@ -97,8 +98,9 @@ class LookupTable:
     def told(self, request_id: str) -> dict[bytes, int]:
         """What the request was told: how often it may still hear HIT for a key; 0 is MISS.
 
-        For a caller who looks up so often that a call costs too much: a key that is not in here, while the table is not `wary`, and that is
-        `present` until after `now_s` is a HIT, if the caller then enters `max_hits - 1` for it and adds one to `hits`.
+        For a caller who looks up so often that a call costs too much, while the table is not `wary`. A key that is not in here and is
+        `present` until after `now_s` is a HIT; the caller then enters `max_hits - 1` for it, and adds one to `hits`. One that is not in
+        here and not so present is one to `ask` about. One that is `present` at all and may hear HIT here is one, and may do so once less.
         """
         told = self._told.get(request_id)
         return self._open(request_id) if told is None else told
@@ -128,11 +130,6 @@ class LookupTable:
                 told[key] = self.max_hits - 1
                 self.hits += 1
                 return _HIT
-            probe = self._asking.get(request_id)
-            if probe is not None and key not in probe.table and key not in self._bad and self._is_key(key):
-                probe.keys.append(key)
-                probe.table[key] = probe
-                return _PENDING
             if self._ask(request_id, told, key):
                 return _PENDING
             left = told[key]
@@ -141,6 +138,17 @@ class LookupTable:
             return _HIT
         told[key] = 0
         return _MISS
+
+    def ask(self, request_id: str, key: bytes) -> Lookup:
+        """As `lookup`, of a key that the request was not told of and that is not known to be there. The short way to one more question."""
+        probe = self._asking.get(request_id)
+        if probe is None or key in probe.table or len(key) != probe.key_bytes or key[-GROUP_BYTES:] != probe.group:
+            return self.lookup(request_id, key)
+        if self._unheard or key in self._bad:
+            return self.lookup(request_id, key)
+        probe.keys.append(key)
+        probe.table[key] = probe
+        return _PENDING
 
     def ask_again(self, request_id: str, key: bytes) -> Lookup:
         """As `lookup`, but what is known to be there is not believed: the question is the trial of a store that did not work."""
@@ -310,10 +318,11 @@ class LookupTable:
         probe = probes.get(key)
         if probe is None:
             probe = self._asking.get(request_id)
-            if probe is None or probe.table is not probes:
-                probe = self._asking[request_id] = Probe(probes, now, request_id, asker)
+            if probe is not None:
+                probe.keys.append(key)
+            else:
+                probe = self._asking[request_id] = Probe(probes, key, now, request_id, asker)
                 self._unsent.setdefault(request_id, []).append(probe)
-            probe.keys.append(key)
             probes[key] = probe
             return True
         if probe.request_id != request_id:

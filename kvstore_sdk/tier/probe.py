@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore_sdk.keys import GROUP_BYTES
+
 if TYPE_CHECKING:
     from kvstore_sdk.tier.hints import Asker
 
@@ -19,6 +21,8 @@ class Probe:
     Attributes:
         table: Which probe is open for a key; this one, while it is open for it.
         keys: In the order in which they were asked for. None is added any more when it has been sent.
+        key_bytes: How long the first of them is.
+        group: What it ends with. A key of the same group and length needs no look at whether there can be such a chunk.
         asked_s: When the first of them was.
         request_id: Waits for all of them. None when it ended before they were sent, and when nobody waits.
         asker: The request, if it has a hint; it alone waits then.
@@ -29,13 +33,35 @@ class Probe:
         answered: Of a trial, whether the backend answered it; None before. False also when it was dropped unasked.
     """
 
-    __slots__ = ("answered", "asked_s", "asker", "keys", "others", "over", "overruled", "request_id", "table", "trial")
+    __slots__ = (
+        "answered",
+        "asked_s",
+        "asker",
+        "group",
+        "key_bytes",
+        "keys",
+        "others",
+        "over",
+        "overruled",
+        "request_id",
+        "table",
+        "trial",
+    )
 
     def __init__(
-        self, table: dict[bytes, Probe], asked_s: float, request_id: str | None = None, asker: Asker | None = None, *, trial: bool = False
+        self,
+        table: dict[bytes, Probe],
+        key: bytes,
+        asked_s: float,
+        request_id: str | None = None,
+        asker: Asker | None = None,
+        *,
+        trial: bool = False,
     ) -> None:
         self.table = table
-        self.keys: list[bytes] = []
+        self.keys = [key]
+        self.key_bytes = len(key)
+        self.group = key[-GROUP_BYTES:]
         self.asked_s = asked_s
         self.request_id = request_id
         self.asker = asker
@@ -46,10 +72,10 @@ class Probe:
         self.answered: bool | None = None
 
     @classmethod
-    def of(cls, *keys: bytes, asked_s: float, trial: bool = False) -> Probe:
+    def of(cls, key: bytes, *others: bytes, asked_s: float, trial: bool = False) -> Probe:
         """One whose answers nobody waits for."""
-        probe = cls({}, asked_s, trial=trial)
-        probe.keys += keys
+        probe = cls({}, key, asked_s, trial=trial)
+        probe.keys += others
         return probe
 
     @property

@@ -43,15 +43,13 @@ class Questions:
         """Calls to be made that may wait."""
         return len(self._patient)
 
-    def put(self, namespace: str, probe: Probe, hint: Hint | None, threads: int) -> int:
-        """Take in a probe: one call, or for many keys one for each of the threads where a store may look one name up after another.
-        Returns how many calls."""
+    def put(self, namespace: str, probe: Probe, hint: Hint | None, threads: int) -> None:
+        """Take in a probe: one call, or for many keys one for each of the threads where a store may look one name up after another."""
         patient = hint is not None and hint.wait_s > 0
         keys = probe.keys
         size = self._batch if patient else max(self._least, -(-len(keys) // threads))
         parts = [_Question(namespace, probe, keys[at : at + size], hint) for at in range(0, len(keys), size)]
         (self._patient if patient else self._line).extend(parts)
-        return len(parts)
 
     def take(self, may_wait: bool) -> Batch | None:
         """The next call. `may_wait`: one that waits may be made."""
