@@ -46,8 +46,9 @@ HOST_BYTES = 320 << 20
 TOKENS = 900
 COMPUTED_S = 1.0
 IDLE_CORES = 0.1
-TOLERANCE = 0.3
-"""Of a log-probability: a prompt that is computed at once is rounded at other places, to 8 bits in each layer, than one whose end is."""
+TOLERANCE = 1.0
+"""Of a log-probability: a prompt that is computed at once is rounded at other places, to 8 bits in each layer, than one whose end is.
+Another prompt's answer is off by more, or has other likely tokens."""
 # A prompt that another engine stored is not known to this one: a look-up that is believed for no time asks the store.
 PATIENT = {"lookup_timeout_s": 20.0, "load_timeout_s": 60.0, "hit_ttl_s": 0.0}
 OURS = {"spec": "KVStoreOffloadingSpec", "cpu_bytes_to_use": HOST_BYTES, "blocks_per_chunk": 1}

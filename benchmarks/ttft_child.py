@@ -44,6 +44,10 @@ from vllm_p2p import address  # noqa: E402
 LIMIT_S = 60.0
 YIELD_S = 0.001
 """What vLLM's own engine process sleeps after a step in which nothing was computed: threads that move bytes go on meanwhile."""
+AFTER = 3
+"""Steps of an engine that has nothing to do, after each request."""
+LIKELIEST = 20
+"""Tokens whose log-probabilities an answer says: as many as vLLM tells by default."""
 
 
 class Driver:
@@ -82,7 +86,7 @@ class Driver:
         from vllm import SamplingParams
 
         more = {} if peer is None else {"extra_args": {"kv_transfer_params": {"kvstore": {"peer": peer, "wait_s": 0.0}}}}
-        parameters = SamplingParams(temperature=0, max_tokens=1, detokenize=False, logprobs=3, ignore_eos=True, **more)
+        parameters = SamplingParams(temperature=0, max_tokens=1, detokenize=False, logprobs=LIKELIEST, ignore_eos=True, **more)
         steps = 0
         started_s = time.perf_counter()
         self._vllm.add_request(f"asked-{next(self._names)}", {"prompt_token_ids": prompt}, parameters)
@@ -95,6 +99,9 @@ class Driver:
                 raise TimeoutError(f"no token after {LIMIT_S} s")
             time.sleep(YIELD_S)
         seconds = time.perf_counter() - started_s
+        # What a request leaves behind is put away in the steps after it, and would answer the next one's look-ups.
+        for _ in range(AFTER):
+            self._vllm.step()
         (output,) = outputs
         (completion,) = output.outputs
         likeliest = {str(token): found.logprob for token, found in completion.logprobs[0].items()}
