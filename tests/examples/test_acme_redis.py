@@ -60,6 +60,29 @@ def test_its_own_tests_pass_and_the_suite_finds_it_conformant(acme: tuple[Path, 
     assert "skipped" not in printed
 
 
+def test_its_speed_is_measured_as_any_stores_is_and_nothing_is_left(acme: tuple[Path, Path], tmp_path: Path) -> None:
+    source, site = acme
+    if shutil.which("redis-server") is None and shutil.which("valkey-server") is None:
+        pytest.skip("no server to test on: apt-get install redis-server")
+    # It does not list what it holds, so the server is asked.
+    code = f"""
+import subprocess, sys
+from pathlib import Path
+from redis import Redis
+sys.path.insert(0, "tests")
+from redis_server import redis_server
+with redis_server(Path({str(tmp_path)!r})) as server:
+    options = ["--sizes", "64KiB", "--threads", "2", "--seconds", "3", "--json"]
+    bench = [sys.executable, "-m", "kvstore_sdk", "bench", server.url + "/kv", *options]
+    sys.stdout.write(subprocess.run(bench, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert Redis(port=server.port).dbsize() == 0
+"""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert {cell["operation"] for cell in json.loads(done.stdout)["items"]} == {"put", "get", "exists", "delete"}
+
+
 def test_it_is_typed_and_formatted_by_its_own_settings(acme: tuple[Path, Path]) -> None:
     source, site = acme
     run(sys.executable, "-m", "mypy", "--cache-dir", os.devnull, cwd=source, path=site)
