@@ -11,7 +11,7 @@ ENV := $(PYTHON) tools/env.py
 export TORCH_COMPILE_DISABLE := 1
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-engine test-all soak fuzz lint format docs golden clean
+.PHONY: help demo test test-core test-engine test-all soak fuzz bench bench-peers lint format docs golden clean
 
 help:
 	@echo 'make demo      a vLLM engine stores its KV cache, another one gets it back'
@@ -19,6 +19,8 @@ help:
 	@echo 'make test-all  the long ones too'
 	@echo 'make soak      a quarter of an hour of faults and kills over folders and buckets; SOAK_SECONDS for more or less'
 	@echo 'make fuzz      a million bent frames through the decoder of the peers, and a hundred thousand at one that serves'
+	@echo 'make bench     the whole comparison with vLLM, fio, NIXL and others; BENCH_FOLDER=/mnt/disk BENCH_ROUNDS=quick|full'
+	@echo 'make bench-peers  the fs backend beside LMCache, which it installs; BENCH_FOLDER=/mnt/disk'
 	@echo 'make lint      formatting, types, import layers, content of the wheel'
 	@echo 'make format    formatting, done instead of checked'
 	@echo 'make docs      the tables of docs/configuration.md, and docs/requirements.md, from the code'
@@ -74,6 +76,19 @@ FUZZ_SEED ?= 0
 fuzz:
 	@$(ENV) engine
 	$(RUN) tests/backends/p2p/fuzz.py --decoder 1000000 --socket 100000 --seed $(FUZZ_SEED)
+
+# The disk to measure; what came of it is a page, tables as JSON and plots in `BENCH_OUT`. quick: some 10 minutes, to see that it all runs.
+BENCH_FOLDER ?= /tmp
+BENCH_OUT ?= build/bench
+BENCH_ROUNDS ?= full
+bench:
+	@$(ENV) engine
+	$(RUN) benchmarks/run.py --folder $(BENCH_FOLDER) --out $(BENCH_OUT) --profile $(BENCH_ROUNDS)
+
+bench-peers:
+	@$(ENV) engine
+	@lmcache="$$($(ENV) lmcache)" && set -x && \
+	$(RUN) benchmarks/run.py --folder $(BENCH_FOLDER) --out $(BENCH_OUT) --profile $(BENCH_ROUNDS) --only peers --lmcache "$$lmcache"
 
 # In an environment without an engine, as a vendor has it.
 lint:
