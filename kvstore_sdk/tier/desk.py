@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvstore_sdk.format import record_bytes
 from kvstore_sdk.keys import GROUP_BYTES
@@ -80,7 +80,9 @@ class Desk:
         settings: TierSettings,
         metrics: TierMetrics,
         may_store: bool,
+        ended: Callable[[Job], None],
     ) -> None:
+        """`ended` hears of each job that has its result, once, from any thread; whoever it tells of them gives them to `take`."""
         self._name = name
         self._sizes = sizes
         self._largest_payload = largest_payload
@@ -99,8 +101,9 @@ class Desk:
         self._deadlines: list[tuple[float, int, Job]] = []
         self._order = itertools.count()
         self._rows = Rows()
-        self.finished: deque[JobResult] = deque()
-        """Results that `take_finished` has not given out yet."""
+        # Jobs that were given out, and whose rows are still theirs: those are let go when the next job comes.
+        self._given: list[Job] = []
+        self._ended = ended
         self.released: deque[Item] = deque()
         """Items whose rows were reported as held and are not any more, and that `take_released` has not given out yet."""
 
@@ -113,6 +116,12 @@ class Desk:
         """Whether a job has not ended."""
         return any(job.open for job in self._jobs.values())
 
+    @property
+    def rows_in_use(self) -> int:
+        """Rows that jobs use which were not given out, or that are held."""
+        self._let_go()
+        return len(self._rows)
+
     def store(self, job: Job) -> None:
         """Take in a store, and queue it."""
         if not self._start(job):
@@ -120,6 +129,7 @@ class Desk:
         if not self._may_store:
             self._end(job, Outcome.SKIPPED, "skipped")
             return
+        self._let_go()
         job.room = min(len(job.keys), self._room_for_stores())
         if self._closed or (job.room <= 0 and job.keys):
             self._end(job, Outcome.FAILED, "shed")
@@ -130,6 +140,7 @@ class Desk:
         """Take in a load, and queue it."""
         if not self._start(job):
             return
+        self._let_go()
         if self._closed:
             self._end(job, Outcome.FAILED, "refused")
         else:
@@ -159,22 +170,17 @@ class Desk:
 
     def settle(self, endings: Iterable[Ending]) -> None:
         """Keys of jobs have ended, and with its last one a job has. Those that had ended before, or whose job had, are ignored."""
-        counts: Counter[tuple[str, str]] = Counter()
-        moved: Counter[str] = Counter()
-        jobs: dict[int, Job] = {}
-        for job, place, outcome, result, moved_bytes in endings:
-            if job.settle(place, outcome, moved_bytes):
-                jobs[job.job_id] = job
-                counts[_COUNTER[job.kind], result] += 1
-                moved[_BYTES[job.kind]] += moved_bytes
-        for (counter, result), number in counts.items():
-            self._metrics.count(counter, result, by=number)
-        for counter, number in moved.items():
-            if number:
-                self._metrics.count(counter, by=number)
-        # Last: whoever has the result of a job can see what was counted.
-        for job in jobs.values():
-            job.close(self.finished.append)
+        of_jobs: dict[Job, list[Ending]] = {}
+        for ending in endings:
+            of_jobs.setdefault(ending.job, []).append(ending)
+        for job, its_endings in of_jobs.items():
+            counted = job.settle(its_endings)
+            for result, number in Counter([ending.result for ending in counted]).items():
+                self._metrics.count(_COUNTER[job.kind], result, by=number)
+            if moved_bytes := sum(ending.moved_bytes for ending in counted):
+                self._metrics.count(_BYTES[job.kind], by=moved_bytes)
+            # Last: whoever has the result of a job can see what was counted.
+            job.close(self._report)
 
     def next_deadline_s(self) -> float:
         """When the next job has to end; infinity when there is none."""
@@ -200,23 +206,20 @@ class Desk:
         """From now on every store and load fails at once."""
         self._closed = True
 
-    def take_finished(self) -> list[JobResult]:
-        """The results since the last call."""
-        results = []
-        while self.finished:
-            result = self.finished.popleft()
-            job = self._jobs.pop(result.job_id)
-            self._rows.release(job.kind, job.claimed)
-            # Only a call that began while the job was open touches a row: what is not touched now never will be.
-            if job.touched and (held := job.report()):
-                self._rows.hold(job.kind, held)
-                result = dataclasses.replace(result, held=held)
-            self._metrics.observe(_SECONDS[job.kind], result.elapsed_s)
-            results.append(result)
-        return results
+    def give_out(self, job: Job) -> JobResult:
+        """The result of a job that has ended, to be given to the engine now. Once for each."""
+        del self._jobs[job.job_id]
+        self._given.append(job)
+        # Only a call that began while the job was open touches a row: what is not touched now never will be.
+        if job.touched and (held := job.report()):
+            self._let_go()
+            self._rows.hold(job.kind, held)
+            return dataclasses.replace(job.result, held=held)
+        return job.result
 
     def take_released(self) -> list[int]:
         """Rows that results of `take_finished` reported as held, and that no call touches any more."""
+        self._let_go()
         rows = []
         while self.released:
             item = self.released.popleft()
@@ -302,9 +305,20 @@ class Desk:
                 self._table.lost(key)
         return bool(rest)
 
+    def _let_go(self) -> None:
+        """The rows of jobs that were given out are free for others."""
+        if self._given:
+            for job in self._given:
+                self._rows.release(job.kind, job.claimed)
+            self._given.clear()
+
+    def _report(self, job: Job) -> None:
+        self._metrics.observe(_SECONDS[job.kind], job.result.elapsed_s)
+        self._ended(job)
+
     def _end(self, job: Job, outcome: Outcome, result: str) -> list[bytes]:
         """Close a job as it is. Returns the keys that had not ended."""
-        rest = job.end(outcome, self.finished.append)
+        rest = job.end(outcome, self._report)
         if rest:
             self._metrics.count(_COUNTER[job.kind], result, by=len(rest))
         return rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -64,7 +64,15 @@ class Job:
         room: How many of its keys there is room for; the rest is shed.
         claimed: The rows that it keeps others out of.
         touched: Places whose rows a call may touch. Once the job is closed it only shrinks.
+        result: How it ended, from then on.
     """
+
+    __slots__ = (
+        *("claimed", "deadline_s", "job_id", "keys", "kind", "lock", "namespace", "open", "refused", "result", "room", "rows"),
+        *("submitted_s", "timeout_s", "touched", "_left", "_moved_bytes", "_outcomes", "_reported"),
+    )
+
+    result: JobResult
 
     def __init__(self, job_id: int, kind: Kind, namespace: str, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         self.job_id = job_id
@@ -87,24 +95,29 @@ class Job:
         self._moved_bytes = 0
         self._reported = False
 
-    def settle(self, place: int, outcome: Outcome, moved_bytes: int = 0) -> bool:
-        """Record how a key ended. Returns whether it counts, which it does not when the key or the job had ended before."""
+    def settle(self, endings: Iterable[Ending]) -> list[Ending]:
+        """Record how keys of this job ended. Returns those that count, which they do not when the key or the job had ended before."""
         with self.lock:
-            if not self.open or self._outcomes[place] is not None:
-                return False
-            self._outcomes[place] = outcome
-            self._moved_bytes += moved_bytes
-            self._left -= 1
-            return True
+            if not self.open:
+                return []
+            outcomes = self._outcomes
+            counted = []
+            for ending in endings:
+                if outcomes[ending.place] is None:
+                    outcomes[ending.place] = ending.outcome
+                    self._moved_bytes += ending.moved_bytes
+                    counted.append(ending)
+            self._left -= len(counted)
+            return counted
 
-    def close(self, give: Callable[[JobResult], None]) -> None:
-        """Close the job if all its keys have ended. `give` gets its result, before anybody can see that the job is closed."""
+    def close(self, give: Callable[[Job], None]) -> None:
+        """Close the job if all its keys have ended. `give` gets it with its result, before anybody can see that it is closed."""
         with self.lock:
             if self.open and not self._left:
                 self._close(give)
 
-    def end(self, outcome: Outcome, give: Callable[[JobResult], None]) -> list[bytes]:
-        """Close the job: what is not settled ends like this. `give` gets its result. Returns the keys that were not settled."""
+    def end(self, outcome: Outcome, give: Callable[[Job], None]) -> list[bytes]:
+        """Close the job: what is not settled ends like this. `give` gets it with its result. Returns the keys that were not settled."""
         with self.lock:
             if not self.open:
                 return []
@@ -134,9 +147,14 @@ class Job:
             self._reported = True
             return tuple(self.rows[place] for place in sorted(self.touched))
 
-    def _close(self, give: Callable[[JobResult], None]) -> None:
-        done, failed, skipped = map(self._ended_as, (Outcome.DONE, Outcome.FAILED, Outcome.SKIPPED))
-        give(JobResult(self.job_id, done, failed, skipped, self._moved_bytes, time.monotonic() - self.submitted_s))
+    def _close(self, give: Callable[[Job], None]) -> None:
+        elapsed_s = time.monotonic() - self.submitted_s
+        whole = self._outcomes.count(Outcome.DONE) == len(self.keys)
+        done = self.keys if whole else self._ended_as(Outcome.DONE)
+        failed = () if whole else self._ended_as(Outcome.FAILED)
+        skipped = () if whole else self._ended_as(Outcome.SKIPPED)
+        self.result = JobResult(self.job_id, done, failed, skipped, self._moved_bytes, elapsed_s)
+        give(self)
         self.open = False
 
     def _ended_as(self, outcome: Outcome) -> tuple[bytes, ...]:

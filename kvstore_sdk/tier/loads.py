@@ -102,14 +102,19 @@ class Loads:
             self._measure(came_bytes, began_s, min(time.monotonic(), batch.unanswered_s))
         failed: BackendError | None = None
         answered = False
+        # One after the other of a job, as settling costs a job and not a key.
+        loaded: list[Ending] = []
         flawed: list[tuple[Item, int, ChunkKey, Get, _Bad]] = []
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
             if _is_there(answer):
                 answered = True
-                if (flaw := self._flaw(item, key, get, answer)) is None:
-                    self._deliver(batch, item, key, get)
-                else:
+                if (flaw := self._flaw(item, key, get, answer)) is not None:
                     flawed.append((item, slot, key, get, flaw))
+                elif self._deliver(batch, item, key, get):
+                    if loaded and loaded[0].job is not item.job:
+                        self._settle(loaded)
+                        loaded = []
+                    loaded.append(item.ended(Outcome.DONE, "loaded", item.payload_bytes))
             elif answer.status is GetStatus.MISSING:
                 answered = True
                 self._fail(batch, item, "missing", gone=True)
@@ -118,6 +123,7 @@ class Loads:
                 may_help = answer.status not in (GetStatus.IN_DOUBT, GetStatus.CLOSED)
                 if not (may_help and self._verdict.retry(batch, item, answer.error)):
                     self._fail(batch, item, "timeout" if answer.status in (GetStatus.TIMED_OUT, GetStatus.IN_DOUBT) else "failed")
+        self._settle(loaded)
         # Whatever was good does not wait for a second look at these.
         for item, slot, key, get, flaw in flawed:
             yield from self._look_again(batch, item, key, get, flaw, deadline, slot, doubts)
@@ -147,7 +153,8 @@ class Loads:
             self._fail(batch, item, "failed")
         elif (second := self._flaw(item, key, get, again)) is None:
             self._metrics.count("unstable_reads")
-            self._deliver(batch, item, key, get)
+            if self._deliver(batch, item, key, get):
+                self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
         else:
             self._records.let_go(item)
             yield from self._condemn(batch, item, key, second.flaw, deadline, gone=False)
@@ -165,7 +172,8 @@ class Loads:
         self._calls.report_corrupt(key.name)
         return _Bad(flaw)
 
-    def _deliver(self, batch: Batch, item: Item, key: ChunkKey, get: Get) -> None:
+    def _deliver(self, batch: Batch, item: Item, key: ChunkKey, get: Get) -> bool:
+        """Have the record in the engine's row. Returns whether it is; if not, the item has failed."""
         if self._settings.verify:
             self._trust.verified(True)
         try:
@@ -173,9 +181,9 @@ class Loads:
         except NotMovedError as error:
             self._records.let_go(item)
             self._fail(batch, item, error.result)
-            return
+            return False
         self._records.let_go(item)
-        self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
+        return True
 
     def _condemn(self, batch: Batch, item: Item, key: ChunkKey, flaw: Flaw | None, deadline: Deadline, *, gone: bool) -> Asking[None]:
         if flaw is None:

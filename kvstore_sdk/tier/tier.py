@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore_sdk.backend import Backend, ConfigError, Hint, RecordSource
 from kvstore_sdk.format import padded_bytes
@@ -22,14 +23,14 @@ from kvstore_sdk.tier.direct import DirectRecords
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.tier.floor import Floor
 from kvstore_sdk.tier.gate import Gate
-from kvstore_sdk.tier.gauges import declare_gauges
+from kvstore_sdk.tier.gauges import count_lookups, declare_gauges
 from kvstore_sdk.tier.health import Health
 from kvstore_sdk.tier.hints import Waits
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.lookups import LookupTable
 from kvstore_sdk.tier.manifest import Manifests
 from kvstore_sdk.tier.metrics import TierMetrics
-from kvstore_sdk.tier.news import Answered, Inbox, Lost
+from kvstore_sdk.tier.news import Answered, Inbox, Lost, News
 from kvstore_sdk.tier.pipeline import Pipeline
 from kvstore_sdk.tier.probe import Probe
 from kvstore_sdk.tier.records import Records, announce, take_back
@@ -70,6 +71,7 @@ class Tier:
         name: str = "kvstore",
         may_store: bool = True,
         events: bool = False,
+        answer: Callable[[JobResult, bool], object] | None = None,
     ) -> None:
         """Take over `backend`: `close` closes it.
 
@@ -81,6 +83,8 @@ class Tier:
             name: For metrics, logs and threads.
             may_store: False: look up and load only; stores are skipped.
             events: Keep events for `take_events`.
+            answer: Makes the `JobResult.answer` of a result, and is told whether it is a load's. Called on whichever thread ends the job,
+                so that `poll` finds it ready. If it raises, the answer stays None.
 
         Raises:
             ConfigError: the backend and the settings do not fit the identity's chunks. Nothing was called or written.
@@ -131,6 +135,10 @@ class Tier:
         self._calls = Calls(backend, self.metrics, name, into_rows=isinstance(memory, RecordMemory))
         self._inbox = Inbox(self._table, events=events)
         self._table.listen(self._inbox.waiting, self._hear)
+        self._answer = answer
+        self.ready: deque[Job | None] = deque()
+        """What the next `poll` has to look at: jobs that ended, and None for the clock and the news. While it is empty `poll` returns
+        nothing, and need not be called."""
         self._desk = Desk(
             name=name,
             sizes=sizes,
@@ -143,6 +151,7 @@ class Tier:
             settings=settings,
             metrics=self.metrics,
             may_store=self.stores,
+            ended=self._ended,
         )
         self._closed = self._left_touched = False
         self._records: Records
@@ -161,7 +170,7 @@ class Tier:
             metrics=self.metrics,
             breakers=self._breakers,
             floor=self._floor,
-            tell=self._inbox.tell,
+            tell=self._tell,
             settle=self._desk.settle,
             first_store=Manifests(self._calls, self._records, self.metrics, lambda: self.identity).after_store,
         )
@@ -173,6 +182,7 @@ class Tier:
             send=lambda probe: self._work.put_probe(self._namespace, probe),
             pump=lambda: self._crew.pump(),
         )
+        count_lookups(self.metrics, self._table, self._gate)
         declare_gauges(self.metrics, self._breakers, self._health, self._floor, self._work, self._table, self._desk)
         tell_identity(name, backend, identity)
         try:
@@ -195,7 +205,14 @@ class Tier:
             breakers=self._breakers,
             metrics=self.metrics,
             hold_s=settings.breaker_probe_s,
+            least_s=min(settings.lookup_timeout_s, settings.load_timeout_s, settings.store_timeout_s),
+            ring=self.wake,
         )
+        # Where polls are what moves calls, there is always something to look at, the clock included.
+        self._pumps = polled is not None
+        if self._pumps or not self._watch.start():
+            self._pumps = True
+            self.wake()
         self._health.start()
 
     def serve(self, source: RecordSource) -> bool:
@@ -218,8 +235,8 @@ class Tier:
     def lookup(self, request_id: str, key: bytes) -> Lookup:
         """Say whether the backend has a chunk, from memory. MISS for a key that no chunk can have.
 
-        PENDING becomes HIT or MISS within `lookup_timeout_s`, or what `begin_request` says: `flush` sends the question, `poll` or `flush`
-        brings the answer.
+        PENDING becomes HIT or MISS within `lookup_timeout_s`, or what `begin_request` says: `flush` sends the question, and who looks up
+        again hears the answer.
         """
         table = self._table
         return self._gate.lookup(request_id, key) if table.wary else table.lookup(request_id, key)
@@ -245,7 +262,6 @@ class Tier:
             if hint is not None and hint.wait_s:
                 self._crew.grow()
         self._crew.pump()
-        self._gate.count(self.metrics)
         self._watch.look(now)
 
     def end_request(self, request_id: str) -> None:
@@ -267,6 +283,9 @@ class Tier:
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Store the chunks `keys`, which lie in `rows`. What is over the bounds is shed, as failed."""
+        if self._inbox.urgent:
+            # What was found bad is to be replaced.
+            self._hear()
         self._desk.store(Job(job_id, Kind.STORE, self._namespace, keys, rows))
         self._watch.by(self._desk.next_deadline_s())
 
@@ -277,15 +296,21 @@ class Tier:
 
     def poll(self) -> list[JobResult]:
         """The jobs that ended since the last call; each job once. Jobs whose deadline has passed end here."""
-        self._table.now_s = now = time.monotonic()
-        self._crew.pump()
-        if now >= self._watch.at_s:
-            self._watch.look(now)
-        results = self._desk.take_finished() if self._desk.finished else []
-        # After the results: whatever was told of their keys, it was told before they ended. What else was stored can wait for `flush`.
-        if self._inbox.urgent or (results and self._inbox.waiting):
-            self._hear()
-        return results
+        ready = self.ready
+        if not ready:
+            return []
+        jobs = [ready.popleft() for _ in range(len(ready))]
+        if None in jobs:
+            self._look_around()
+            jobs += [ready.popleft() for _ in range(len(ready))]
+            if self._pumps:
+                self.wake()
+        give_out = self._desk.give_out
+        return [give_out(job) for job in jobs if job is not None]
+
+    def wake(self) -> None:
+        """Have something in `ready`. From any thread."""
+        self.ready.append(None)
 
     def take_released(self) -> list[int]:
         """Rows that were in `JobResult.held` and that no call touches any more, once for each time they were in it. Also after `close`."""
@@ -341,7 +366,6 @@ class Tier:
         self.drain()
         self._table.clear()
         self._admission.clear()
-        self._gate.count(self.metrics)
         tell_identity(self.name, self._backend, identity)
         self.identity = identity
         self._namespace = identity.namespace
@@ -357,6 +381,7 @@ class Tier:
             return
         self._closed = True
         self._health.stop()
+        self._watch.stop()
         self._desk.close()
         patience_s = self._settings.close_timeout_s
         until_s = time.monotonic() + patience_s
@@ -364,11 +389,12 @@ class Tier:
         self._crew.wait_quiet(until_s - patience_s * 0.5)
         self._end_jobs()
         self._table.close()
-        self._gate.count(self.metrics)
         while self._work.in_doubt and time.monotonic() < until_s - patience_s * 0.25:
             self._crew.wait(time.monotonic() + 0.05)
         self._crew.stop()
-        threads = close_and_join(self.name, self._close_backend, [*self._health.threads, *self._crew.threads], until_s)
+        threads = close_and_join(
+            self.name, self._close_backend, [*self._health.threads, *self._watch.threads, *self._crew.threads], until_s
+        )
         self._crew.settle(until_s)
         stuck = [thread.name for thread in threads if thread.is_alive()]
         self._left_touched = bool(stuck) or not self._work.is_untouched
@@ -379,6 +405,28 @@ class Tier:
         logger.warning("%s: closed, while %s; the memory of records stays mapped", self.name, what)
 
     # Inside.
+
+    def _ended(self, job: Job) -> None:
+        if self._answer is not None:
+            try:
+                answer = self._answer(job.result, job.kind is Kind.LOAD)
+                job.result = dataclasses.replace(job.result, answer=answer)
+            except Exception:
+                logger.exception("%s: the result of job %d cannot be answered", self.name, job.job_id)
+        self.ready.append(job)
+
+    def _look_around(self) -> None:
+        self._table.now_s = now = time.monotonic()
+        self._crew.pump()
+        self._watch.look(now)
+        if self._inbox.urgent:
+            self._hear()
+
+    def _tell(self, news: News) -> None:
+        self._inbox.tell(news)
+        if isinstance(news, Lost):
+            # A request that was told HIT must not be told so again, and asks nothing that would bring the news.
+            self.wake()
 
     def _hear(self) -> None:
         self._inbox.hear(self._namespace)
@@ -394,7 +442,7 @@ class Tier:
         logger.exception("%s: a %s batch failed in the SDK", self.name, batch.operation)
         for item in batch.items:
             if item.job.kind is Kind.LOAD:
-                self._inbox.tell(Lost(batch.namespace, item.key, bad=False, gone=False))
+                self._tell(Lost(batch.namespace, item.key, bad=False, gone=False))
         self._give_up(() if batch.probe is None else ((batch.probe, batch.keys),), batch.items)
 
     def _give_up(self, asked: Iterable[tuple[Probe, Sequence[bytes]]], items: Iterable[Item], *, failed: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ class JobResult:
         elapsed_s: From submission.
         held: Rows of a `RecordMemory` that a call may still touch: it outlived the job, or the backend calls its item in doubt. They must
             not be used for anything else until `Tier.take_released` names them, once for each time they are in here.
+        answer: What the engine's adapter made of the result: see `Tier`.
     """
 
     job_id: int
@@ -42,6 +43,7 @@ class JobResult:
     moved_bytes: int
     elapsed_s: float
     held: tuple[int, ...] = ()
+    answer: object = field(default=None, compare=False, repr=False)
 
     @property
     def success(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -78,9 +79,9 @@ class WorkQueue:
         self._free = list(range(slots - 1, -1, -1))
         # Reentrant only because conditions are faster on it.
         self._lock = threading.RLock()
-        # Two conditions, so that a call for a thread never wakes the engine's instead.
-        self._work = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
+        # What each thread waits for that has found nothing to do, held until somebody wakes it.
+        self._idle: list[threading.Lock] = []
         self._unfold = unfold
         self._folded: deque[Job] = deque()
         self._queues: dict[Kind, deque[Item]] = {Kind.LOAD: deque(), Kind.STORE: deque()}
@@ -98,29 +99,33 @@ class WorkQueue:
         self._alive = 0
         self._stopped = False
         self.queued_store_bytes = 0
-        self.folded_store_chunks = 0
-        """Chunks of store jobs that no thread has looked at yet."""
+        # Chunks of stores that were put, and that were unfolded or dropped. Each is counted by one side alone.
+        self._put_chunks = self._unfolded_chunks = 0
 
     # The engine's side.
 
     def put_probe(self, namespace: str, probe: Probe, hint: Hint | None = None) -> None:
         """Queue a request's probe, for one call or several."""
         with self._lock:
-            self._work.notify(self._questions.put(namespace, probe, hint, self._threads))
+            self._questions.put(namespace, probe, hint, self._threads)
+            # Whoever takes a part of it wakes the next one.
+            self._wake(1)
 
     def put_job(self, job: Job) -> None:
-        """Queue a job as a whole: what it takes to unfold it is not paid by the caller."""
-        with self._lock:
-            self._folded.append(job)
-            if job.kind is Kind.STORE:
-                self.folded_store_chunks += len(job.keys)
-            self._work.notify()
+        """Queue a job as a whole: what it takes to unfold it is not paid by the caller.
+
+        Takes no lock: the caller would wait for a thread that holds it and was put to sleep.
+        """
+        if job.kind is Kind.STORE:
+            self._put_chunks += len(job.keys)
+        self._folded.append(job)
+        self._wake(1)
 
     def put_items(self, kind: Kind, items: Sequence[Item]) -> None:
         """Queue items of jobs that were unfolded."""
         with self._lock:
             self._put(kind, items)
-            self._work.notify(self._takers(items))
+            self._wake(self._takers(items))
 
     def cancel(self) -> tuple[list[tuple[Probe, Sequence[bytes]]], list[Item]]:
         """Drop what has not begun. Returns it: the caller has to answer the keys of probes and to settle the items."""
@@ -139,7 +144,8 @@ class WorkQueue:
         with self._lock:
             self._questions.forget_unwanted()
             self._folded = deque(job for job in self._folded if job.open)
-            self.folded_store_chunks = sum(len(job.keys) for job in self._folded if job.kind is Kind.STORE)
+            left_chunks = sum(len(job.keys) for job in self._folded if job.kind is Kind.STORE)
+            self._unfolded_chunks = self._put_chunks - left_chunks
             for kind, queue in self._queues.items():
                 self._queues[kind] = deque(item for item in queue if item.job.open)
             self._later = [entry for entry in self._later if entry[2].job.open]
@@ -151,7 +157,7 @@ class WorkQueue:
         """`next` returns None from now on."""
         with self._lock:
             self._stopped = True
-            self._work.notify_all()
+            self._wake(len(self._idle))
             self._ended.notify_all()
 
     def wait_quiet(self, until_s: float) -> bool:
@@ -199,11 +205,17 @@ class WorkQueue:
             return 0 < (self._alive - self._waiting) * self._depth <= self._late_calls()
 
     def oldest_store_s(self) -> float:
-        """When the store that waits longest was submitted; infinity when none waits."""
-        with self._lock:
-            queue = self._queues[Kind.STORE]
-            waiting = queue[0].job if queue else next((job for job in self._folded if job.kind is Kind.STORE), None)
-            return waiting.submitted_s if waiting is not None else float("inf")
+        """When the store that waits longest was submitted; infinity when none waits. Takes no lock."""
+        try:
+            return self._queues[Kind.STORE][0].job.submitted_s
+        except IndexError:
+            # A copy, as threads take jobs away meanwhile.
+            return next((job.submitted_s for job in self._folded.copy() if job.kind is Kind.STORE), float("inf"))
+
+    @property
+    def folded_store_chunks(self) -> int:
+        """Chunks of store jobs that no thread has looked at yet."""
+        return self._put_chunks - self._unfolded_chunks
 
     @property
     def quarantined_bytes(self) -> int:
@@ -232,19 +244,26 @@ class WorkQueue:
 
     def next(self) -> Batch | None:
         """Wait for work. None when the queue is stopped, or one thread less is needed: the caller ends."""
-        with self._lock:
-            while not self._stopped and self._alive <= self._wanted_threads():
+        while True:
+            with self._lock:
+                if self._stopped or self._alive > self._wanted_threads():
+                    self._alive -= 1
+                    # It may have been woken for something: whoever stays looks for it.
+                    self._wake(1)
+                    return None
                 now = time.monotonic()
                 if (batch := self._begin(now)) is not None:
-                    if self._questions or any(self._queues.values()):
-                        # Each wakes the next one, so that a finished call does not wake them all for nothing.
-                        self._work.notify()
+                    if self._questions or self._later or self._doubts or any(self._queues.values()):
+                        # Each wakes the next one, so that a finished call does not wake them all for nothing; and of those that wait
+                        # this one may have been the only one that knew when something is due.
+                        self._wake(1)
                     return batch
-                self._work.wait(self._sleep_s(now))
-            self._alive -= 1
-            # It may have been woken for something: whoever stays looks for it.
-            self._work.notify()
-            return None
+                bell = threading.Lock()
+                bell.acquire()
+                self._idle.append(bell)
+                # Looked at once more: a job is put without the lock, by somebody who may have found nobody to wake.
+                sleep_s = 0.0 if self._folded else self._sleep_s(now)
+            self._wait(bell, sleep_s)
 
     def try_next(self) -> Batch | None:
         """The same for whoever makes calls without threads: does not wait. None when nothing is to be done now."""
@@ -262,7 +281,7 @@ class WorkQueue:
             heapq.heappush(self._later, (not_before_s, next(self._order), item))
             if item.job.kind is Kind.STORE:
                 self.queued_store_bytes += item.payload_bytes
-            self._work.notify()
+            self._wake(1)
 
     def finish(self, batch: Batch, doubts: Sequence[Doubt] = (), settled: Sequence[Doubt] = ()) -> None:
         """The call of a batch is over: free its slots, except those in doubt; and those whose doubt is settled."""
@@ -280,8 +299,29 @@ class WorkQueue:
             if batch.kind is not None:
                 took_s = time.monotonic() - batch.started_s
                 self._typical_s[batch.kind] += 0.2 * (took_s - self._typical_s[batch.kind])
-            self._work.notify()
+            # Whoever ends a batch asks for the next one, and wakes others for what is left.
             self._ended.notify_all()
+
+    def _wait(self, bell: threading.Lock, sleep_s: float) -> None:
+        """Until somebody wakes whoever waits for `bell`, or for so long."""
+        if not bell.acquire(timeout=sleep_s):
+            # Woken at the same moment it is no longer in there; it looks again in any case.
+            with contextlib.suppress(ValueError):
+                self._idle.remove(bell)
+
+    def _wake(self, number: int) -> None:
+        """Have so many threads, of those that wait, look again. Takes no lock; what they are to find has to be there before.
+
+        A thread that was woken looks before it waits again or ends, and one that ends wakes another: so nothing is put in vain.
+        """
+        idle = self._idle
+        while number > 0 and idle:
+            try:
+                idle.pop().release()
+            except IndexError:
+                # Somebody else has just taken the last one.
+                return
+            number -= 1
 
     # Inside, with the lock held.
 
@@ -336,12 +376,12 @@ class WorkQueue:
         while self._folded:
             job = self._folded.popleft()
             if job.kind is Kind.STORE:
-                self.folded_store_chunks -= len(job.keys)
+                self._unfolded_chunks += len(job.keys)
             items = self._unfold(job, self.queued_store_bytes)
             self._put(job.kind, items)
             if len(items) > 1:
                 # Whoever unfolds takes one part; the others are woken for the rest.
-                self._work.notify(self._takers(items) - 1)
+                self._wake(self._takers(items) - 1)
 
     def _due(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
@@ -408,8 +448,8 @@ class WorkQueue:
             self._in_stores.update(taken)
         return Batch(items=items, slots=taken, kind=kind, operation="get" if kind is Kind.LOAD else "put", namespace=namespace)
 
-    def _sleep_s(self, now: float) -> float | None:
+    def _sleep_s(self, now: float) -> float:
         wakes = [self._later[0][0]] if self._later else []
         if self._doubts and not any(batch.doubts for batch in self._batches):
             wakes.append(self._settle_at_s)
-        return max(0.0, min(wakes) - now) if wakes else None
+        return min(threading.TIMEOUT_MAX, max(0.0, min(wakes) - now)) if wakes else -1

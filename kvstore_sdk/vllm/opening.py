@@ -16,9 +16,12 @@ from kvstore_sdk.backend.registry import backend_options, open_backend
 from kvstore_sdk.errors import KVStoreError, text_of
 from kvstore_sdk.identity import KVIdentity
 from kvstore_sdk.isolation import open_isolated
-from kvstore_sdk.tier import EngineMemory, RecordMemory, Tier
+from kvstore_sdk.tier import EngineMemory, JobResult, RecordMemory, Tier
 from kvstore_sdk.tier.fit import fit
 from kvstore_sdk.vllm.options import TierOptions
+
+Answer = Callable[[JobResult, bool], object]
+"""What `Tier` is to make of a result, and of whether it is a load's."""
 
 __all__ = ["NOBODY_READS", "OpenTier", "fit_unopened", "open_tier"]
 
@@ -43,7 +46,14 @@ class OpenTier(NamedTuple):
 
 
 def open_tier(
-    where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory | RecordMemory, *, name: str, events: bool
+    where: str,
+    options: TierOptions,
+    identity: KVIdentity,
+    memory: EngineMemory | RecordMemory,
+    *,
+    name: str,
+    events: bool,
+    answer: Answer | None = None,
 ) -> OpenTier:
     """Open the backend and build its Tier, in `start_timeout_s` at most. Of a step that does not return the thread is left behind.
 
@@ -54,13 +64,14 @@ def open_tier(
         memory: What they come from and go to.
         name: For threads, logs and metrics.
         events: Collect events.
+        answer: Of its results: see `Tier`.
 
     Raises:
         ConfigError: the configuration does not fit the chunks, or the backend says that it is wrong.
         BackendError: the store could not be opened; TimedOutError: not in time. Says which step failed.
     """
     fit_unopened(where, options, identity)
-    opening = _Opening(where, options, identity, memory, name, events)
+    opening = _Opening(where, options, identity, memory, name, events, answer)
     try:
         return opening.wait(options.adapter.start_timeout_s)
     except TimedOutError:
@@ -74,7 +85,14 @@ class _Opening:
     on a dead mount, or an agent that waits for its peers, cannot be interrupted."""
 
     def __init__(
-        self, where: str, options: TierOptions, identity: KVIdentity, memory: EngineMemory | RecordMemory, name: str, events: bool
+        self,
+        where: str,
+        options: TierOptions,
+        identity: KVIdentity,
+        memory: EngineMemory | RecordMemory,
+        name: str,
+        events: bool,
+        answer: Answer | None,
     ) -> None:
         self._doing = f"{where}: backend {options.shown}"
         self._options = options
@@ -89,6 +107,7 @@ class _Opening:
             name=name,
             may_store=options.adapter.may_store,
             events=events,
+            answer=answer,
         )
 
     def wait(self, timeout_s: float) -> OpenTier:

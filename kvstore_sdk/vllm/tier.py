@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
@@ -63,6 +63,8 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         self.shown_as = f"kvstore tier {self._label}"
         self._results: deque[Any] = deque()
         self._open: dict[int, bool] = {}
+        # Empty while there is nothing to report: the Tier's, which also hears of `_results`.
+        self._ready: Sized = self._results
         self._tails = PartialTails(self._known)
         groups = sorted(group for group, _, _ in self._known.groups)
         _refuse_unsupported(where, self._known)
@@ -102,12 +104,13 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
 
     def _open_tier(self, where: str, options: TierOptions, decision: Decision, memory: RowMemory) -> None:
         try:
-            opened = open_tier(where, options, decision.identity, memory, name=self._label, events=self._known.events)
+            opened = open_tier(where, options, decision.identity, memory, name=self._label, events=self._known.events, answer=_told)
         except BaseException:
             memory.close()
             raise
         self._memory, self._tier, self._outlives_us = memory, opened.tier, opened.outlives_us
         self._table = opened.tier.table
+        self._ready = opened.tier.ready
         if opened.takes_hints:
             self._hints = HintReader(self.shown_as, options.adapter.peer_wait_s)
         if decision.private:
@@ -148,11 +151,17 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             table, told = self._table, self._told
             if table.wary:
                 return self._look_up(key, req_context)
-            if key not in told and table.present.get(key, 0.0) > table.now_s:
-                told[key] = table.max_hits - 1
-                table.hits += 1
+            if key not in told:
+                if table.present.get(key, 0.0) > table.now_s:
+                    told[key] = table.max_hits - 1
+                    table.hits += 1
+                    return compat.HIT
+                answer = table.ask(req_context.req_id, key)
+            elif (left := told[key]) and key in table.present:
+                told[key] = left - 1
                 return compat.HIT
-            answer = table.lookup(req_context.req_id, key)
+            else:
+                answer = table.lookup(req_context.req_id, key)
             if answer is _PENDING:
                 return compat.RETRY
             return compat.HIT if answer is _HIT else compat.MISS
@@ -212,6 +221,8 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain(method)
             self._fail(job_id)
+            if self._tier is not None:
+                self._tier.wake()
             return
         if self._tier is None:
             # Stores are skipped, not failed: vLLM counts failures. A load cannot be asked for, as nothing is a hit.
@@ -230,11 +241,14 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """Results since the last call; each submitted job once, and nothing else."""
+        if not self._ready:
+            return ()
         try:
             self._hear_results()
             if not self._results:
                 return ()
-            results, self._results = tuple(self._results), deque()
+            results = tuple(self._results)
+            self._results.clear()
             return results
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("get_finished_jobs")
@@ -244,7 +258,12 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         """Take in what the Tier has to report. A result that cannot be told as it is is told as a failure: none may get lost."""
         if self._tier is None:
             return
+        open_jobs, results = self._open, self._results
         for result in self._tier.poll():
+            if result.answer is not None:
+                if open_jobs.pop(result.job_id, None) is not None:
+                    results.append(result.answer)
+                continue
             try:
                 self._report(result)
             except Exception:  # noqa: BLE001  logged by `_complain`
@@ -255,13 +274,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         load = self._open.get(result.job_id)
         if load is None:
             return
-        told = compat.job_result(
-            result.job_id,
-            success=result.success,
-            loaded=result.done if load else None,
-            seconds=result.elapsed_s,
-            moved_bytes=result.moved_bytes,
-        )
+        told = _told(result, load)
         del self._open[result.job_id]
         self._results.append(told)
 
@@ -302,6 +315,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
             if self._tier is not None:
                 self._tier.reset()
                 self._hear_results()
+                self._tier.wake()
                 self._tell_of_epoch(self._tier.identity.namespace)
         except Exception:  # noqa: BLE001  logged by `_complain`
             self._complain("drain_jobs")
@@ -312,6 +326,7 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
     def shutdown(self) -> None:
         """Close the backend, in `close_timeout_s` at most, and let go of the engine's memory."""
         tier, self._tier, self._asking = self._tier, None, None
+        self._ready = self._results
         try:
             if tier is not None:
                 tier.close()
@@ -356,6 +371,17 @@ class KVStoreTier(SecondaryTierManager, NeverRaises):
         self.shutdown()
         for job_id in list(self._open):
             self._fail(job_id)
+
+
+def _told(result: JobResult, load: bool) -> Any:
+    """The engine's word for a result."""
+    return compat.job_result(
+        result.job_id,
+        success=result.success,
+        loaded=result.done if load else None,
+        seconds=result.elapsed_s,
+        moved_bytes=result.moved_bytes,
+    )
 
 
 def _label(spec: Any, tier_type: str, entry: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from record_rows import RecordRows
 from tier_bench import Engine
+from work_bench import Queue
 
 from kvstore_sdk.backend import Backend
 from kvstore_sdk_backends.memory import open_memory
@@ -47,3 +48,8 @@ def new_engine(way: str) -> Iterator[NewEngine]:
         engine.close()
     left = [thread.name for thread in threading.enumerate() if thread not in before and "-io-" in thread.name]
     assert not left, f"threads of a tier outlived its close: {left}"
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()

@@ -105,6 +105,7 @@ def test_good_records_do_not_wait_for_a_second_look_at_a_bad_one(
 ) -> None:
     engine = new_engine(backend, io_threads=1)
     engine.store(keys(4))
+    engine.wait(lambda: engine.total("manifests"), "the manifest, which is looked for with a get too")
     shop = Shop(backend.inner)
     shop.replace(key(0), flipped(shop.record(key(0)), 4096 + 7))
     loaded: list[float] = []

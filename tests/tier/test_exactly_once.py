@@ -166,7 +166,7 @@ class Ledger:
         assert self.engine.tier.metrics.gauge_value("queued_store_bytes") == 0
         assert self.engine.tier._work.folded_store_chunks == 0
         assert closed or not self.held
-        assert len(self.engine.tier._desk._rows) == len(self.held)
+        assert self.engine.tier._desk.rows_in_use == len(self.held)
         assert len(self.free) + len(self.held) == self.engine.memory.rows == len({*self.free, *self.held})
         self.engine.steps(0.01)
         assert len(self.engine.io_threads()) <= 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tier_bench import LIMIT_S, key, keys
 
 from kvstore_sdk.tier import JobResult
-from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
+from kvstore_sdk.tier.jobs import Ending, Item, Job, Kind, Outcome
 from kvstore_sdk.tier.rows import Rows
 
 
@@ -22,20 +22,27 @@ def test_a_job_has_one_result_whatever_order_its_keys_end_in(count: int, steps: 
     job = Job(7, Kind.LOAD, "n", keys(count), range(count))
     ended: dict[int, tuple[Outcome, int]] = {}
     results: list[JobResult] = []
+
+    def give(ended: Job) -> None:
+        assert ended.open, "nobody can see yet that it is closed"
+        results.append(ended.result)
+
     for place, outcome, moved in steps:
         was_open = job.open
         if place >= count:
             # Its time is over.
-            rest = job.end(Outcome.FAILED, results.append)
+            rest = job.end(Outcome.FAILED, give)
             assert rest == ([key(left) for left in range(count) if left not in ended] if was_open else [])
             for left in range(count) if was_open else ():
                 ended.setdefault(left, (Outcome.FAILED, 0))
         else:
-            counts = job.settle(place, outcome, moved)
-            assert counts == (was_open and place not in ended)
-            if counts:
+            # Twice in one call, as a backend that answers twice would have it.
+            ending = Ending(job, place, outcome, "label", moved)
+            counted = job.settle([ending, ending])
+            assert counted == ([ending] if was_open and place not in ended else [])
+            if counted:
                 ended[place] = (outcome, moved)
-            job.close(results.append)
+            job.close(give)
         assert job.open == (len(ended) < count)
     assert len(results) == (len(ended) == count)
     for result in results:
@@ -58,12 +65,12 @@ def test_threads_that_end_one_job_at_once_make_one_result() -> None:
         def settle(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
             start.wait(10)
             for place in range(8):
-                counted.append(job.settle(place, Outcome.DONE, 1))
-                job.close(results.append)
+                counted.extend([True] * len(job.settle([Ending(job, place, Outcome.DONE, "label", 1)])))
+                job.close(lambda ended: results.append(ended.result))
 
         def expire(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
             start.wait(10)
-            counted.extend([True] * len(job.end(Outcome.FAILED, results.append)))
+            counted.extend([True] * len(job.end(Outcome.FAILED, lambda ended: results.append(ended.result))))
 
         def watch(job: Job, start: threading.Barrier, results: list[JobResult], counted: list[bool]) -> None:
             start.wait(10)

@@ -4,87 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tier_bench import LIMIT_S, key
+from tier_bench import key
+from work_bench import BYTES, FOREVER_S, NothingToDoError, Queue, job, probe_of
 
 from kvstore_sdk.backend import Hint
 from kvstore_sdk.tier import work as module
 from kvstore_sdk.tier.batch import Batch, Doubt
 from kvstore_sdk.tier.jobs import Item, Job, Kind, Outcome
 from kvstore_sdk.tier.probe import Probe
-from kvstore_sdk.tier.work import WorkQueue
-
-BYTES = 100
-FOREVER_S = 1e9
-
-
-class NothingToDoError(Exception):
-    """`next` would wait."""
-
-
-def all_items(job: Job, queued_store_bytes: int) -> list[Item]:
-    return [Item(job, place, BYTES) for place in range(len(job.keys))] if job.open else []
-
-
-def probe_of(*chunks: int) -> Probe:
-    return Probe.of(*map(key, chunks), asked_s=0.0)
-
-
-class Queue(WorkQueue):
-    """A queue that is asked by one thread, which never waits."""
-
-    def __init__(
-        self, *, slots: int = 8, threads: int = 4, max_threads: int = 6, batch: int = 4, max_batch: int = 3, batch_bytes: int = 0
-    ) -> None:
-        super().__init__(
-            slots=slots,
-            slot_bytes=4096,
-            threads=threads,
-            max_threads=max_threads,
-            batch=batch,
-            max_batch=max_batch,
-            batch_bytes=batch_bytes,
-            unfold=all_items,
-        )
-
-        def wait(timeout: float | None = None) -> bool:
-            raise NothingToDoError
-
-        self._work.wait = wait  # type: ignore[method-assign]
-        self.started = 0
-        self.start_threads()
-
-    def start_threads(self) -> None:
-        while self.wants_thread():
-            self.started += 1
-
-    def take(self) -> Batch | None:
-        """The next batch; None when there is nothing to do."""
-        try:
-            return self.next()
-        except NothingToDoError:
-            return None
-
-
-def job(number: int, kind: Kind, chunks: list[int], namespace: str = "n", *, timeout_s: float = FOREVER_S) -> Job:
-    made = Job(number, kind, namespace, [key(chunk) for chunk in chunks], range(len(chunks)))
-    made.deadline_s += timeout_s
-    return made
-
-
-@pytest.fixture
-def queue() -> Queue:
-    return Queue()
 
 
 class QueueAgainstItsPromises(RuleBasedStateMachine):
@@ -320,6 +255,8 @@ class QueueAgainstItsPromises(RuleBasedStateMachine):
 
 
 TestQueueAgainstItsPromises = QueueAgainstItsPromises.TestCase
+
+
 TestQueueAgainstItsPromises.settings = settings(max_examples=150, stateful_step_count=40)
 
 
@@ -380,63 +317,6 @@ def test_slots_of_stores_in_doubt_still_count_as_stores(queue: Queue) -> None:
     assert queue.take().operation == "settle"
     assert queue.take() is None
     assert len(queue._free) == 2
-
-
-def test_a_job_is_spread_over_the_threads(queue: Queue) -> None:
-    queue.put_job(job(1, Kind.LOAD, list(range(8))))
-    assert [len(queue.take().items) for _ in range(4)] == [2, 2, 1, 1]
-
-
-def test_so_many_bytes_as_a_backend_moves_side_by_side_are_not_spread() -> None:
-    queue = Queue(slots=64, batch=4, max_batch=16, batch_bytes=10 * BYTES + 1)
-    queue.put_job(job(1, Kind.LOAD, list(range(25))))
-    assert [len(queue.take().items) for _ in range(3)] == [10, 10, 5]
-
-
-@pytest.mark.parametrize(("slots", "most"), [(100, 16), (24, 6), (8, 4)])
-def test_what_is_not_spread_fits_into_a_call_and_leaves_slots_to_others(slots: int, most: int) -> None:
-    """A call that is late holds its slots, however small the records are."""
-    queue = Queue(slots=slots, batch=4, max_batch=16, batch_bytes=1 << 40)
-    queue.put_job(job(1, Kind.LOAD, list(range(100))))
-    assert [len(queue.take().items) for _ in range(2)] == [most, most]
-
-
-def test_records_of_several_sizes_make_calls_of_so_many_bytes_and_a_larger_one_goes_alone() -> None:
-    queue = Queue(slots=64, batch=4, max_batch=16, batch_bytes=10)
-    made = job(1, Kind.LOAD, list(range(7)))
-    queue.put_items(Kind.LOAD, [Item(made, place, size) for place, size in enumerate((1, 8, 8, 1, 1, 30, 10))])
-    assert [[item.payload_bytes for item in queue.take().items] for _ in range(4)] == [[1, 8], [8, 1, 1], [30], [10]]
-
-
-def test_what_has_far_less_time_left_goes_in_a_call_of_its_own() -> None:
-    """A call has the time of the item that has least."""
-    queue = Queue(slots=64, threads=1, batch=16)
-    for number, timeout_s in enumerate((100.0, 90.0, 20.0, 30.0)):
-        queue.put_job(job(number, Kind.LOAD, [number], timeout_s=timeout_s))
-    assert [[item.job.job_id for item in queue.take().items] for _ in range(2)] == [[0, 1], [2, 3]]
-
-
-def test_a_thread_that_ends_wakes_another_one_for_what_it_may_have_been_woken_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    woken: list[int] = []
-    monkeypatch.setattr(queue._work, "notify", lambda count=1: woken.append(count))
-    queue._alive += 1
-    assert queue.next() is None
-    assert woken == [1]
-
-
-@pytest.mark.parametrize(("batch_bytes", "calls"), [(0, [64, 64, 64, 8]), (1, [200])])
-def test_names_are_asked_for_in_one_call_where_a_job_is_not_spread(batch_bytes: int, calls: list[int]) -> None:
-    queue = Queue(max_batch=256, batch_bytes=batch_bytes)
-    queue.put_probe("n", probe_of(*range(200)))
-    assert [len(queue.take().keys) for _ in calls] == calls
-
-
-def test_two_of_one_name_go_one_after_the_other_in_order() -> None:
-    queue = Queue(threads=2)
-    queue.put_job(job(1, Kind.LOAD, [1, 1, 2, 3]))
-    first, second = queue.take(), queue.take()
-    assert [item.place for item in first.items] == [0, 2]
-    assert [item.place for item in second.items] == [1]
 
 
 def test_an_item_that_has_no_time_left_is_not_called_for(queue: Queue) -> None:
@@ -512,11 +392,6 @@ def test_hung_stores_do_not_keep_others_from_storing_as_long_as_there_are_thread
     assert queue.take().kind is Kind.STORE
 
 
-def test_a_long_list_of_probes_is_cut_into_calls(queue: Queue) -> None:
-    queue.put_probe("n", probe_of(*range(7)))
-    assert [len(queue.take().keys) for _ in range(3)] == [3, 3, 1]
-
-
 def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
     for number in range(200):
         ended = job(number, random.Random(number).choice(list(Kind)), [number])
@@ -534,74 +409,6 @@ def test_queues_that_nobody_serves_do_not_grow(queue: Queue) -> None:
     assert queue.queued_store_bytes == queue.folded_store_chunks == 0
 
 
-class Workers:
-    """Threads that take batches from a queue and keep them until they are told."""
-
-    def __init__(self, number: int) -> None:
-        self.queue = WorkQueue(slots=8, slot_bytes=4096, threads=number, max_threads=number, batch=1, max_batch=1, unfold=all_items)
-        self.taken: list[Batch] = []
-        self.ended = 0
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, name=f"worker-{n}") for n in range(number)]
-        while self.queue.wants_thread():
-            pass
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self) -> None:
-        while (batch := self.queue.next()) is not None:
-            with self._lock:
-                self.taken.append(batch)
-            self.queue.finish(batch)
-        with self._lock:
-            self.ended += 1
-
-    def wait(self, batches: int) -> None:
-        end_s = time.monotonic() + LIMIT_S
-        while len(self.taken) < batches:
-            assert time.monotonic() < end_s, f"{len(self.taken)} of {batches} batches were taken"
-            time.sleep(0.001)
-
-    def stop(self) -> None:
-        self.queue.stop()
-        for thread in self._threads:
-            thread.join(LIMIT_S)
-        assert self.ended == len(self._threads)
-
-
-@pytest.fixture
-def workers() -> Iterator[Any]:
-    made: list[Workers] = []
-
-    def start(number: int) -> Workers:
-        made.append(Workers(number))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.stop()
-
-
-def test_waiting_threads_are_woken_for_all_there_is_to_do(workers: Any) -> None:
-    """No wake-up is lost: neither of a job's items, nor of probes, nor of what becomes due."""
-    pool = workers(3)
-    for round_number in range(30):
-        pool.queue.put_job(job(round_number, Kind.LOAD, [1, 2, 3, 4]))
-        pool.queue.put_probe("n", probe_of(1, 2))
-        pool.queue.again(Item(job(1000 + round_number, Kind.LOAD, [9]), 0, BYTES), time.monotonic() + 0.002)
-        pool.wait(7 * (round_number + 1))
-
-
-def test_who_waits_for_calls_to_end_takes_no_wake_up_from_a_thread(workers: Any) -> None:
-    pool = workers(1)
-    waiting = threading.Thread(target=lambda: pool.queue.wait_changed(time.monotonic() + LIMIT_S))
-    waiting.start()
-    pool.queue.put_probe("n", probe_of(*range(5)))
-    pool.wait(5)
-    waiting.join(LIMIT_S)
-    assert not waiting.is_alive()
-
-
 def test_waiting_for_quiet_is_bounded(queue: Queue) -> None:
     queue.put_job(job(1, Kind.LOAD, [1]))
     batch = queue.take()
@@ -617,34 +424,3 @@ def test_a_stopped_queue_gives_nothing_out(queue: Queue) -> None:
     queue.stop()
     assert queue.next() is None
     assert not queue.wants_thread()
-
-
-def test_a_part_of_the_calls_that_may_be_under_way_is_not_all_that_there_are() -> None:
-    """Where calls need no threads, some that are late leave the others their places."""
-    queue = WorkQueue(slots=64, slot_bytes=4096, threads=4, max_threads=4, batch=1, max_batch=3, unfold=all_items, depth=4)
-    while queue.wants_thread():
-        pass
-    queue.put_job(job(1, Kind.LOAD, list(range(40))))
-    taken = []
-    while (batch := queue.try_next()) is not None:
-        taken.append(batch)
-    assert len(taken) == 16
-    for batch in taken:
-        assert not queue.is_stuck
-        batch.abandoned = True
-    assert queue.is_stuck
-
-
-def test_a_load_is_cut_for_the_threads_that_are_there_for_it() -> None:
-    """LIV-09: threads in stores do not come for their part, or come late; what would be theirs goes along with others'."""
-    queue = Queue(slots=64, threads=8, max_threads=8, batch=16)
-    queue.put_job(job(1, Kind.LOAD, list(range(16))))
-    assert [len(batch.items) for batch in iter(queue.take, None)] == [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
-    queue = Queue(slots=64, threads=8, max_threads=8, batch=16)
-    queue.put_job(job(1, Kind.STORE, list(range(100, 148))))
-    stores = list(iter(queue.take, None))
-    assert len(stores) == 6
-    queue.put_job(job(2, Kind.LOAD, list(range(16))))
-    batch = queue.take()
-    assert batch is not None
-    assert len(batch.items) == 4

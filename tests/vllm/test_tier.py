@@ -86,6 +86,7 @@ def break_tier(made: Stand, *answers: JobResult) -> None:
     """Put a broken Tier in the place of the real one, which is closed."""
     made.adapter._tier.close()
     made.adapter._tier = Broken(answers)
+    made.adapter._ready = (None,)
 
 
 @pytest.fixture(autouse=True)
