@@ -6,8 +6,8 @@ in random order: it forgets the prompt in its own cache, and in host memory unle
 A look-up is asked of the store each time, also where ours would know the answer. Every answer must reuse all that vLLM can, and be the one
 that was computed. Shorter prompts say from which length on a tier pays.
 
-It needs vLLM, for `s3` the extra of that name and moto's server, and some 2 GiB of memory a side. Files go below the folder, with
-direct I/O.
+It needs vLLM, for `s3` the extra of that name and moto's server, and some 2.5 GiB of memory an engine, of which the default sides have
+seven; it takes some 5 minutes. Files go below the folder, with direct I/O.
 """
 
 from __future__ import annotations
