@@ -78,7 +78,7 @@ SCRIPTS = (
     Script(
         "fs",
         "the fs backend beside the C functions of vLLM's fs tier",
-        quickly(2, "--sizes", "32KiB,1MiB", "--threads", "1,8"),
+        quickly(2, "--sizes", "32KiB,1MiB", "--threads", "1,8", "--modes", "direct,warm"),
         needs=("vLLM",),
         targets=("fs", "fs-sizes", "fs-warm"),
         disk_gb={"quick": 6, "full": 16},
@@ -86,7 +86,7 @@ SCRIPTS = (
     Script(
         "fio",
         "the fs backend beside fio",
-        quickly(2, "--sizes", "1MiB", "--threads", "1,8"),
+        quickly(2, "--sizes", "1MiB", "--threads", "1,8", "--engines", "psync"),
         needs=("fio",),
         targets=("fs-fio",),
         disk_gb={"quick": 6, "full": 12},
