@@ -82,6 +82,8 @@ class WorkQueue:
         self._ended = threading.Condition(self._lock)
         # What each thread waits for that has found nothing to do, held until somebody wakes it.
         self._idle: list[threading.Lock] = []
+        # A thread was woken for a job, and has not looked yet: it finds those that are put meanwhile too, without another system call.
+        self._called = False
         self._unfold = unfold
         self._folded: deque[Job] = deque()
         self._queues: dict[Kind, deque[Item]] = {Kind.LOAD: deque(), Kind.STORE: deque()}
@@ -119,7 +121,9 @@ class WorkQueue:
         if job.kind is Kind.STORE:
             self._put_chunks += len(job.keys)
         self._folded.append(job)
-        self._wake(1)
+        if self._idle and not self._called:
+            self._called = True
+            self._wake(1)
 
     def put_items(self, kind: Kind, items: Sequence[Item]) -> None:
         """Queue items of jobs that were unfolded."""
@@ -246,6 +250,8 @@ class WorkQueue:
         """Wait for work. None when the queue is stopped, or one thread less is needed: the caller ends."""
         while True:
             with self._lock:
+                # Before it looks: who puts a job from here on wakes somebody.
+                self._called = False
                 if self._stopped or self._alive > self._wanted_threads():
                     self._alive -= 1
                     # It may have been woken for something: whoever stays looks for it.
