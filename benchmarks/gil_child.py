@@ -104,7 +104,7 @@ class Mover:
             self.in_flight -= self._job_chunks
             self.moved += self._job_chunks * self.size
         submit = self.tier.submit_store if op == "put" else self.tier.submit_load
-        while self.in_flight < self._most and (self._next + 1) * self._job_chunks * self.size <= allowed_bytes:
+        while self.in_flight < self._most and self._next * self._job_chunks * self.size < allowed_bytes:
             if op == "put" and self._next >= len(self._jobs):
                 break
             self._number += 1
