@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import xxhash
@@ -37,6 +38,7 @@ _FIELDS = struct.Struct("<8sIIII16sIH2x64sQ64s16s32s")
 _CHECKSUM_AT = HEADER_BYTES - 16
 _GAP = bytes(_CHECKSUM_AT - _FIELDS.size)
 _NO_MAC = bytes(32)
+_PAYLOAD_CHECKSUM = slice(_FIELDS.size - 48, _FIELDS.size - 32)
 
 
 class Flaw(Enum):
@@ -99,23 +101,22 @@ def seal(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> 
         raise ValueError(f"seal: key: group {key.group} is not from 0 to 2**32 - 1")
     end = HEADER_BYTES + payload_bytes
     record[end:] = bytes(len(record) - end)
-    head = _head(Header(key, payload_bytes, layout, xxhash.xxh3_128_digest(record[HEADER_BYTES:])))
-    record[:HEADER_BYTES] = head + xxhash.xxh3_128_digest(head)
+    record[:HEADER_BYTES] = _page(Header(key, payload_bytes, layout, xxhash.xxh3_128_digest(record[HEADER_BYTES:])))
 
 
 def read_header(page: memoryview | bytes) -> Header | None:
     """The header in the first 4,096 bytes, or None when they are not an intact header of this version."""
     # A copy: memory that changes meanwhile must not be checked as one thing and decoded as another.
-    head = bytes(page[:HEADER_BYTES])
-    if xxhash.xxh3_128_digest(head[:_CHECKSUM_AT]) != head[_CHECKSUM_AT:]:
+    whole = bytes(page[:HEADER_BYTES])
+    if xxhash.xxh3_128_digest(whole[:_CHECKSUM_AT]) != whole[_CHECKSUM_AT:]:
         return None
-    _, _, _, _, _, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = _FIELDS.unpack_from(head)
+    _, _, _, _, _, namespace, group, hash_bytes, chain_hash, payload_bytes, layout, checksum, _ = _FIELDS.unpack_from(whole)
     text = layout.rstrip(b"\0").decode("ascii", "replace")
     if not 0 < hash_bytes <= MAX_HASH_BYTES or payload_bytes < 1 or not is_layout_id(text):
         return None
     header = Header(ChunkKey(namespace.hex(), chain_hash[:hash_bytes], group), payload_bytes, text, checksum)
     # One header for one meaning: constants, unused bytes and padding are as `seal` writes them, or it is of another version.
-    return header if head[:_CHECKSUM_AT] == _head(header) else None
+    return header if whole == _page(header) else None
 
 
 def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -> Flaw | None:
@@ -126,38 +127,57 @@ def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -
     """
     if len(record) != record_bytes(payload_bytes):
         return Flaw.LENGTH
-    header = read_header(record[:HEADER_BYTES])
+    page = bytes(record[:HEADER_BYTES])
+    checksum = page[_PAYLOAD_CHECKSUM]
+    # The page that `seal` would write is the only right one, so the rule is one comparison; fields are looked at to name what is wrong.
+    try:
+        right = page == _page(Header(key, payload_bytes, layout, checksum))
+    except (ValueError, struct.error):
+        # Nothing is ever sealed under such a key or layout.
+        right = False
+    if not right:
+        return _flaw(page, key, layout)
+    return None if xxhash.xxh3_128_digest(record[HEADER_BYTES:]) == checksum else Flaw.PAYLOAD
+
+
+def _flaw(page: bytes, key: ChunkKey, layout: str) -> Flaw:
+    """What is wrong with a header page that is not the right one."""
+    header = read_header(page)
     if header is None:
         return Flaw.HEADER
     if header.key.namespace != key.namespace:
         return Flaw.NAMESPACE
     if header.key != key:
         return Flaw.KEY
-    if header.layout != layout:
-        return Flaw.LAYOUT
-    if header.payload_bytes != payload_bytes:
-        return Flaw.LENGTH
-    if xxhash.xxh3_128_digest(record[HEADER_BYTES:]) != header.payload_checksum:
-        return Flaw.PAYLOAD
-    return None
+    return Flaw.LAYOUT if header.layout != layout else Flaw.LENGTH
 
 
-def _head(header: Header) -> bytes:
-    """The header page up to its checksum."""
+@lru_cache(maxsize=64)
+def _named(namespace: str, layout: str) -> tuple[bytes, bytes]:
+    """The fields of a namespace and a layout. ValueError: they are none, and could look like others in fields of fixed length."""
+    if not is_namespace(namespace) or not is_layout_id(layout):
+        raise ValueError(f"{namespace!r} is no namespace, or {layout!r} no id of a layout")
+    return bytes.fromhex(namespace), layout.encode("ascii")
+
+
+def _page(header: Header) -> bytes:
+    """The header page. ValueError or struct.error: there can be none."""
     key = header.key
+    namespace, layout = _named(key.namespace, header.layout)
     fields = _FIELDS.pack(
         MAGIC,
         FORMAT_VERSION,
         HEADER_BYTES,
         0,
         _CHECKSUM_XXH3_128,
-        bytes.fromhex(key.namespace),
+        namespace,
         key.group,
         len(key.chain_hash),
         key.chain_hash,
         header.payload_bytes,
-        header.layout.encode("ascii"),
+        layout,
         header.payload_checksum,
         _NO_MAC,
     )
-    return fields + _GAP
+    head = fields + _GAP
+    return head + xxhash.xxh3_128_digest(head)

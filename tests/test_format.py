@@ -179,6 +179,30 @@ def test_a_record_answers_to_no_other_key_or_layout(key: ChunkKey, other: ChunkK
     assert (flaw_of(record, other, other_layout, 7) is None) == ((key, layout) == (other, other_layout))
 
 
+@pytest.mark.parametrize(
+    ("key", "layout", "expected"),
+    [
+        pytest.param(KEY._replace(namespace=KEY.namespace.upper()), LAYOUT, Flaw.NAMESPACE, id="the same hex digits in capitals"),
+        pytest.param(KEY._replace(namespace=KEY.namespace[:-2] + "  "), LAYOUT, Flaw.NAMESPACE, id="a namespace with spaces"),
+        pytest.param(KEY._replace(namespace="none"), LAYOUT, Flaw.NAMESPACE, id="no namespace"),
+        pytest.param(KEY._replace(group=-1), LAYOUT, Flaw.KEY, id="no group"),
+        pytest.param(KEY._replace(group=KEY.group + 2**32), LAYOUT, Flaw.KEY, id="a group that the field cannot hold"),
+        pytest.param(KEY._replace(chain_hash=KEY.chain_hash + bytes(64)), LAYOUT, Flaw.KEY, id="a hash that the field cannot hold"),
+        pytest.param(KEY, LAYOUT + "\0", Flaw.LAYOUT, id="a layout that ends in a zero"),
+        pytest.param(KEY, LAYOUT + "\u00e9", Flaw.LAYOUT, id="a layout that is not ASCII"),
+    ],
+)
+def test_what_nobody_can_seal_is_answered_by_no_record(record: bytearray, key: ChunkKey, layout: str, expected: Flaw) -> None:
+    """A field of fixed length must not make one name look like another, and asking for such a name must not raise."""
+    assert flaw_of(record, key, layout) is expected
+
+
+def test_a_layout_id_that_is_too_long_is_not_the_one_it_begins_with() -> None:
+    longest = "l" * LAYOUT_BYTES
+    assert flaw_of(sealed(b"x", KEY, longest), KEY, longest, 1) is None
+    assert flaw_of(sealed(b"x", KEY, longest), KEY, longest + "l", 1) is Flaw.LAYOUT
+
+
 def test_hashes_that_differ_in_zeros_at_the_end_are_different_keys() -> None:
     """The field is padded with zeros; its length says which of them are the hash."""
     short, long = (KEY._replace(chain_hash=digest) for digest in (b"\x01", b"\x01\x00"))
