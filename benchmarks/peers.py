@@ -102,6 +102,7 @@ def publish(args: argparse.Namespace, comparisons: dict[str, list[CellResult]], 
 def compare(folder: Path, python: str, size: int, threads: list[int], rounds: int, rng: random.Random) -> dict[str, list[CellResult]]:
     """Put and get cells of one size, beside each rival."""
     where = folder / str(size)
+    where.mkdir()
     sides = {"ours": Child(HERE / "fs_child.py", "ours", str(where / "ours"), "direct")}
     sides |= {rival: Child(HERE / "peers_child.py", rival, str(where / rival), "direct", python=python) for rival in NAMES}
     results: dict[str, list[CellResult]] = {rival: [] for rival in NAMES}
@@ -136,6 +137,7 @@ def compare(folder: Path, python: str, size: int, threads: list[int], rounds: in
 def compare_l2(folder: Path, lmcache: Path, size: int, rounds: int, rng: random.Random) -> list[CellResult]:
     """A put and a get cell. Each run of theirs is a process of its own, that warms up itself; so is ours."""
     where = folder / "l2"
+    where.mkdir()
     child = Child(HERE / "fs_child.py", "ours", str(where / "ours"), "direct")
     rates: dict[str, dict[str, list[float]]] = {op: defaultdict(list) for op in ("put", "get")}
     try:
