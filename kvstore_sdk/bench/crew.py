@@ -122,8 +122,8 @@ def work_through(
         threading.Thread(target=run, args=(number,), name=f"kvstore-bench-{number}", daemon=True).start()
     left, first = watch.threads, None
     began_s = time.perf_counter()
-    go.set()
     try:
+        go.set()
         while left:
             try:
                 error = ended.get(timeout=_LOOK_S)

@@ -119,10 +119,13 @@ class Opened:
                 why = why or "a put that did not return may still store them"
                 how = f"give the same store to kvstore prune --namespace {self._namespace} to remove them"
                 self._problems.append(f"up to {written} records of this run are in {self._label} ({why}); {how}")
-        self.driver.close()
-        timed("close", _CLOSE_S, lambda: context.__exit__(None, None, None))
-        if self.folder is not None and not left:
-            self._sweep(self.folder / "v1")
+            try:
+                self.driver.close()
+                timed("close", _CLOSE_S, lambda: context.__exit__(None, None, None))
+            finally:
+                # Interrupted or not.
+                if self.folder is not None and not left:
+                    self._sweep(self.folder / "v1")
 
     def _sweep(self, tree: Path) -> None:
         """The empty folders of our namespace. A folder that is not empty stays, whoever filled it."""

@@ -8,10 +8,13 @@ import dataclasses
 import itertools
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -32,7 +35,7 @@ from kvstore_sdk.bench.cells import (
 )
 from kvstore_sdk.bench.drive import Driver, shape_of
 from kvstore_sdk.bench.limits import PlainFiles
-from kvstore_sdk.bench.machine import filesystem_of, machine_facts
+from kvstore_sdk.bench.machine import filesystem_of, free_memory_bytes, machine_facts
 from kvstore_sdk.bench.opened import Opened
 from kvstore_sdk.cli.bench_report import Results, markdown, picture, text
 from kvstore_sdk.cli.progress import Progress
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(COMMAND, "--fio", "is not installed; apt-get install fio")
     bench = _Bench(arguments, target, against)
     try:
-        with Progress(arguments) as progress, Report(COMMAND, as_json=arguments.json) as report:
+        with _tidy_ends(), Progress(arguments) as progress, Report(COMMAND, as_json=arguments.json) as report:
             results = bench.measure(progress)
             progress.clear()
             for cell in results.cells if arguments.json else ():
@@ -103,6 +106,29 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None:
         arguments.svg.write_text(picture(results))
     return 1 if bench.problems and not arguments.leave_records else 0
+
+
+@contextlib.contextmanager
+def _tidy_ends() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a terminal that is closed, end a run as ^C does. Who ignores them (`nohup`) or has other plans keeps those."""
+    taken: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # They come more than once, and removing records shall not be cut short; ^C still does that.
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    # Others have no say in signals.
+    if threading.current_thread() is threading.main_thread():
+        taken += [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
 
 
 class _Bench:
@@ -149,7 +175,7 @@ class _Bench:
                 # Some filesystems have no direct I/O; whatever else is wrong, the next mode says as well.
                 self._notes.add(f"nothing was measured direct: {error}")
         if skipped:
-            self._notes.add(f"{skipped} combinations were left out: --seconds was too short for them")
+            self._notes.add(f"left out, for --seconds was too short: {skipped} of {len(modes) * len(each)} combinations")
         facts = self._facts | {"target": str(self._target)} | ({AGAINST: str(self._against)} if self._against else {})
         return Results(self._cells, self._latencies, facts, sorted(self._notes))
 
@@ -193,12 +219,25 @@ class _Bench:
         )
 
     def _fit(self, sides: Sequence[Side]) -> None:
-        for side, size in itertools.product(sides, self._arguments.sizes):
+        arguments = self._arguments
+        for side, size in itertools.product(sides, arguments.sizes):
             most = side.driver.backend.capabilities.max_record_bytes
             if record_bytes(size) > most:
                 raise ConfigError(
                     COMMAND, "--sizes", f"{size} bytes make a record of {record_bytes(size)}; {side.name} takes {most} at most"
                 )
+        # Each store and plain files keep buffers and a payload, and memcpy has two for each thread. Where memory runs out, the kernel
+        # kills, and records stay.
+        size, threads = max(arguments.sizes), max(arguments.threads)
+        stores = {id(side.driver): side.driver.backend for side in sides}.values()
+        buffers = [
+            max(shape_of(store, *each).least_bytes for each in itertools.product(arguments.sizes, arguments.threads)) for store in stores
+        ]
+        needed, free = sum(buffers) + max(buffers) + (len(buffers) + 1) * size + 2 * size * threads, free_memory_bytes()
+        if free and needed > free // 2:
+            raise ConfigError(
+                COMMAND, "--sizes", f"take {needed} bytes of memory with so many --threads, and half of what is free is {free // 2}"
+            )
 
     def _room(self, store: Opened, sides: int) -> int:
         """How long a set may be there. Of half of what is free: others may use the store as well."""

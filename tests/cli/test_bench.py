@@ -224,6 +224,17 @@ def test_a_record_that_the_store_does_not_take_is_a_wrong_setting(capsys: pytest
     assert "--sizes" in capsys.readouterr().err
 
 
+def test_buffers_that_would_take_the_memory_of_the_machine_are_a_wrong_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would kill the process, and records would stay."""
+    assert main(["bench", "memory", "--location", LOCATION, "--sizes", "512MiB", "--threads", "256"]) == 2
+    assert "bytes of memory with so many --threads" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "free_memory_bytes", lambda: 1 << 20)
+    assert main(["bench", "memory", "--location", LOCATION, *QUICK, "--sizes", "1MiB"]) == 2
+    assert left() == []
+
+
 def test_a_store_that_does_not_open_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
     began_s = time.monotonic()
     assert main(["bench", "bench_backends:open_hanging", "--location", LOCATION, "--timeout", "0.2"]) == 1
@@ -296,12 +307,13 @@ def test_fio_takes_part_when_it_is_asked_for_and_leaves_no_files(
     assert files(tmp_path / "kv") == []
 
 
-def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_interrupted_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     root = tmp_path / "kv"
     command = [sys.executable, "-m", "kvstore_sdk", "bench", root.as_uri(), "--sizes", "64KiB", "--seconds", "120", "--rounds", "1000"]
-    # Started by a background shell, say, it would not hear of ^C.
+    # Started by a background shell or `nohup`, say, it would not hear of them.
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)
     )
     try:
         end_s = time.monotonic() + 60.0
@@ -309,7 +321,10 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < end_s
             time.sleep(0.02)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
+        if number is not signal.SIGINT:
+            # Whoever ends a process asks more than once.
+            os.kill(process.pid, number)
         _, errors = process.communicate(timeout=60.0)
     finally:
         process.kill()
