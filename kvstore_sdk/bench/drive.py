@@ -191,7 +191,22 @@ class Driver:
                     raise BreachError(f"delete {name}: does not find what was stored")
             self.left.difference_update(names)
 
-        return self._work("delete", shape, keys, work, math.inf)
+        done = self._work("delete", shape, keys, work, math.inf)
+        self._check_gone(shape, keys[: shape.batch])
+        return done
+
+    def _check_gone(self, shape: Shape, keys: Sequence[ChunkKey]) -> None:
+        """That these are no longer there, outside the time: DELETED is as much a promise as STORED."""
+
+        def work(thread: int, batch: Sequence[ChunkKey]) -> None:
+            names = [key.name for key in batch]
+            for name, answer in zip(names, self._call("exists", names, (bool, Failure), thread), strict=True):
+                if answer is True:
+                    self.left.update(names)
+                    raise BreachError(f"delete {name}: says that it removed what is still there")
+
+        if self.backend.capabilities.read_after_write:
+            self._work("exists", shape, keys, work, math.inf)
 
     def clean(self) -> None:
         """Remove what is left, if the backend can.

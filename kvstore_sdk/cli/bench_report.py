@@ -49,12 +49,21 @@ def picture(results: Results) -> str:
     """Rates of puts and gets with their intervals, as SVG."""
     groups = {}
     for cell in [cell for cell in results.cells if cell.operation in _MOVES]:
-        rates = {
-            side: [rate * cell.payload_bytes / 1e6 for rate in rates] for side, rates in cell.rates.items() if side not in (AGAIN, MEMCPY)
-        }
         label = f"{cell.name}, {_size(cell.payload_bytes)}, {cell.threads} thread{'s' if cell.threads > 1 else ''}"
-        groups[label] = {side: Bar(geometric_mean(found), *bootstrap(found)) for side, found in rates.items()}
-    return bars(f"kvstore bench of {results.facts['target']}", "MB/s of payload, with 95 % intervals", groups, text="{:,.0f}")
+        groups[label] = {side: _bar([rate * cell.payload_bytes / 1e6 for rate in cell.rates[side]]) for side in _sides([cell])}
+    title = f"kvstore bench of {results.facts['target']}"
+    return bars(title, "MB/s of payload, geometric means of rounds with 95 % intervals", groups, text="{:,.0f}")
+
+
+def _bar(rates: Sequence[float]) -> Bar:
+    # As for ratios.
+    return Bar(geometric_mean(rates), *(bootstrap(rates) if len(rates) > 2 else ()))
+
+
+def _sides(cells: Sequence[Cell]) -> list[str]:
+    """In the order in which they are explained, whichever came first in a round."""
+    sides = {side for cell in cells for side in cell.rates} - {AGAIN, MEMCPY}
+    return sorted(sides, key=[TARGET, UNSEALED, AGAINST, PLAIN, FIO].index)
 
 
 def _tables(results: Results) -> list[_Table]:
@@ -77,9 +86,7 @@ def _tables(results: Results) -> list[_Table]:
 
 def _rates(title: str, cells: Sequence[Cell], divisor: float | None, last: list[str]) -> _Table:
     """A column for each side; ratios with their intervals; and how far the target is from itself."""
-    sides = [side for side in dict.fromkeys(side for cell in cells for side in cell.rates) if side not in (AGAIN, MEMCPY)]
-    # In the order in which sides are explained, whichever came first in a round.
-    sides.sort(key=lambda side: [TARGET, UNSEALED, AGAINST, PLAIN, FIO].index(side))
+    sides = _sides(cells)
     others = [side for side in _RATIOS if side in sides]
     head = ["operation", "record", "threads", *sides, *last, *(f"target / {side}" for side in others), "target / target (noise)", "rounds"]
     rows = []

@@ -19,6 +19,8 @@ __all__ = ["Target", "add_filter", "add_output", "add_target", "add_threads", "p
 FROM_ENVIRONMENT = "env:"
 MAX_THREADS = 256
 _BOUND = "max_bytes"
+_USER = re.compile("://[^/]*@")
+"""And its password, in a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Target:
     def __str__(self) -> str:
         # Without the URL's query, which may carry what is not for the screen. It has no fragment and no password, or it would not open.
         shown = self.backend.partition("?")[0]
-        return shown if self.location is None else f"{shown} at {self.location}"
+        # A location by itself is the backend's own affair, and may be a URL with all of that.
+        return shown if self.location is None else f"{shown} at {_USER.sub('://', self.location.partition('?')[0])}"
 
 
 def _name(pair: str) -> str:

@@ -10,6 +10,7 @@ from kvstore_sdk.backend import (
     Backend,
     Capabilities,
     Deadline,
+    DeleteStatus,
     Failure,
     GetResult,
     GetStatus,
@@ -87,6 +88,13 @@ class Narrow(BackendWrapper):
             self.inside -= 1
 
 
+class DeleteLies(BackendWrapper):
+    """Removes nothing, and says that it did."""
+
+    def around(self, op: str, items: Sequence[Any], deadline: Deadline | None, proceed: Callable[[Sequence[Any]], Any]) -> Any:
+        return [DeleteStatus.DELETED for _ in items] if op == "delete" else proceed(items)
+
+
 def open_faulty(location: str, *, how: str = "nothing", token: str = "") -> Any:
     backend = FaultyBackend(open_memory(location), [SCRIPTS[how]])
     opened.append(backend)
@@ -107,6 +115,14 @@ def open_narrow(location: str) -> Any:
 
 def open_without_memory(location: str) -> Any:
     return WithoutMemory(open_memory(location))
+
+
+def open_delete_lies(location: str) -> Any:
+    return DeleteLies(open_memory("cli-bench-lies"))
+
+
+def open_with_a_secret_location(location: str) -> Any:
+    return open_memory("cli-bench")
 
 
 def open_hanging(location: str) -> Any:

@@ -21,7 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bench_backends
 
 from kvstore_sdk.backend import Deadline, open_backend
+from kvstore_sdk.bench.cells import Cell
 from kvstore_sdk.cli import bench, main
+from kvstore_sdk.cli.bench_report import Results, picture
 from kvstore_sdk_backends.memory import open_memory
 
 LOCATION = "cli-bench"
@@ -143,6 +145,17 @@ def test_tables_say_what_was_measured_in_text_and_markdown_and_the_plot_is_whole
     assert len({line.count("|") for line in rows}) <= 3  # a table has equally many columns in all its rows
 
 
+def test_a_plot_has_the_same_order_of_sides_however_rounds_were_drawn_and_no_interval_of_two_rounds() -> None:
+    def plot(sides: list[str], rounds: int) -> str:
+        cell = Cell("put", "", 4096, 1, {side: [1e3 + 100 * number for number in range(rounds)] for side in sides})
+        return picture(Results([cell], [], {"target": "memory"}, []))
+
+    sides = ["plain files", "memcpy", "target", "again", "integrity off"]
+    assert plot(sides, 5) == plot(sides[::-1], 5)
+    assert 'class="whisker"' in plot(sides, 5)
+    assert 'class="whisker"' not in plot(sides, 2)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -190,6 +203,11 @@ def test_records_that_cannot_be_removed_are_told_with_how_to(capsys: pytest.Capt
     assert all(name.startswith(f"v1/{namespace}/") for name in names)
     assert main(["prune", "memory", "--location", LOCATION, "--namespace", namespace]) == 0
     assert left() == []
+
+
+def test_a_store_that_only_says_that_it_removes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "bench_backends:open_delete_lies", "--location", LOCATION, *QUICK]) == 1
+    assert "says that it removed what is still there" in capsys.readouterr().err
 
 
 def test_a_store_that_removes_nothing_is_written_to_only_when_records_may_stay(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +266,17 @@ def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert main([*faulty("wrong bytes"), "--option", "token=env:BENCH_TOKEN", *QUICK]) == 1
     printed = capsys.readouterr()
     assert "hunter2" not in printed.out + printed.err
+
+
+def test_a_location_is_published_without_what_may_be_secret_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, plot = tmp_path / "page.md", tmp_path / "plot.svg"
+    command = ["bench", "bench_backends:open_with_a_secret_location", "--location", "store://me:hunter2@there/kv?token=hunter2", *QUICK]
+    assert main([*command, "--markdown", str(page), "--svg", str(plot)]) == 0
+    assert main([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    shown = printed.out + printed.err + page.read_text() + plot.read_text()
+    assert "at store://there/kv" in shown
+    assert "hunter2" not in shown
 
 
 @pytest.mark.parametrize(
