@@ -104,6 +104,19 @@ CERTIFIED = (
         specs=_ATTENTION,
         tested=True,
     ),
+    # In (block, head): tiles of 16 columns and of pairs. FP8 is left out: which kernels pack it depends on the build and on the CPU.
+    Entry(
+        interior="lbh-amx",
+        since=(0, 32),
+        before=(0, 33),
+        device="cpu/x86_64",
+        backends=("CPU_ATTN",),
+        variants=("amx",),
+        cache_layouts=("LBHNC",),
+        quantizations=("NONE",),
+        specs=_ATTENTION,
+        tested=True,
+    ),
     # In a block: [token][latent | rope].
     Entry(
         interior="latent",

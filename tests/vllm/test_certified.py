@@ -85,6 +85,26 @@ def test_fp8_lies_the_same_way(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(found[1].view(dtype).float(), -keys.float())
 
 
+def where_amx_says(cache: torch.Tensor, size: int, tokens: int = TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `where_ktv_says`, from the places that `lbh-amx` names."""
+    blocks, heads = cache.shape[:2]
+    flat = cache.reshape(blocks, heads, -1)
+    token, head, dim = torch.meshgrid(torch.arange(blocks * tokens), torch.arange(heads), torch.arange(size), indexing="ij")
+    block, place = token // tokens, token % tokens
+    keys = place // 16 * 16 * size + dim // 2 * 32 + place % 16 * 2 + dim % 2
+    values = size * tokens + dim // 16 * 16 * tokens + place // 2 * 32 + dim % 16 * 2 + place % 2
+    return flat[block, head, keys], flat[block, head, values]
+
+
+@pytest.mark.parametrize("tokens", [32, 64, 96])
+@pytest.mark.parametrize("size", [32, 64, 96, 128])
+def test_amx_packs_pairs_of_a_key_and_pairs_of_tokens_of_values(size: int, tokens: int) -> None:
+    keys, values = distinct(2 * tokens, 1, size, dtype=torch.bfloat16), -distinct(2 * tokens, 1, size, dtype=torch.bfloat16)
+    found = where_amx_says(write_attention(keys, values, "amx", tokens=tokens), size, tokens)
+    assert torch.equal(found[0], keys)
+    assert torch.equal(found[1], values)
+
+
 def test_amx_keeps_the_same_shape_in_another_order() -> None:
     """Why names decide and shapes do not: same shape, same strides, same `kv_cache_layout`, other bytes."""
     keys, values = distinct(BLOCKS * TOKENS, 2, 64, dtype=torch.bfloat16), -distinct(BLOCKS * TOKENS, 2, 64, dtype=torch.bfloat16)
@@ -228,7 +248,7 @@ def gather(shape: CanonicalShape, tp: int, pages: list[list[bytes]]) -> bytes:
     return bytes(payload)
 
 
-@pytest.mark.parametrize("isa", ["vec", "vec16"])
+@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_with_some_heads_write_the_chunk_of_one_with_all(isa: str, tp: int) -> None:
     """By the kernel's own bytes: what is in (block, head) depends on that block and that head alone."""

@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 from vllm_engines import Engine
+from vllm_models import ATTENTION
 
 from kvstore_sdk.identity import GroupIdentity, KVIdentity, WriterIdentity
 from kvstore_sdk.layout import OPAQUE, AttentionShape, LatentShape, LayoutError, OpaqueShape, Topology, payload_bytes
@@ -113,7 +114,6 @@ def test_a_cache_on_the_list_is_known() -> None:
         ("device", "cuda"),
         ("backend", "ACME_ATTN"),
         ("backend", "CPU_MLA"),
-        ("variant", "amx"),
         ("variant", "neon"),
         ("variant", ""),
         ("cache_layout", "LBNHC"),
@@ -129,6 +129,16 @@ def test_a_cache_on_the_list_is_known() -> None:
 def test_one_other_name_is_enough_to_be_opaque(name: str, value: str) -> None:
     assert certify(VEC) is not None
     assert certify(dataclasses.replace(VEC, **{name: value})) is None
+
+
+def test_tiles_of_amx_are_known_by_a_name_of_their_own() -> None:
+    vec, amx = certify(VEC), certify(dataclasses.replace(VEC, variant="amx"))
+    assert vec is not None
+    assert amx is not None
+    assert vec.interior != amx.interior
+    assert certify(dataclasses.replace(VEC, variant="amx", quantization="FP8_PER_TENSOR")) is None, (
+        "kernels of one name pack it in two ways"
+    )
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1.post2", "0.32.1+cpu", "0.32.0.post1+cu128"])
@@ -198,7 +208,7 @@ class IndexerSpec(FullAttentionSpec):
     ("layer", "why"),
     [
         pytest.param(lambda: Unknown(full()), "ACME_ATTN", id="backend"),
-        pytest.param(lambda: Attention(full(), isa="amx"), "amx", id="amx"),
+        pytest.param(lambda: Attention(full(kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), isa="amx"), "amx LBHNC FP8", id="amx-fp8"),
         pytest.param(lambda: Attention(full(), isa=None), "CPU_ATTN LBHNC", id="no-isa"),
         pytest.param(lambda: Attention(IndexerSpec(**vars(full()))), "IndexerSpec", id="kind"),
         pytest.param(lambda: Attention(full(kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD)), "INT8_PER_TOKEN_HEAD", id="scales"),
@@ -301,7 +311,7 @@ def test_ranks_that_disagree_are_opaque() -> None:
 
 def test_one_opaque_group_makes_all_of_them_opaque() -> None:
     """There is one layout for each namespace."""
-    groups = [[look(Attention(full()))], [look(Attention(full(), isa="amx"))]]
+    groups = [[look(Attention(full()))], [look(Attention(full(), isa="neon"))]]
     engine = engine_layout(groups, stages=1, blocks=BLOCKS)
     assert engine.layout == OPAQUE
     assert all(isinstance(shape, OpaqueShape) for shape, _ in engine.groups)
@@ -330,14 +340,14 @@ def identity(engine: EngineLayout) -> KVIdentity:
 def test_amx_and_vec_never_share_a_namespace() -> None:
     """KEY-04: same shape, same length, other bytes."""
     engines = [whole(look(Attention(full(), isa=isa))) for isa in ("vec", "vec16", "amx", "neon")]
-    assert [engine.opaque for engine in engines] == [False, False, True, True]
+    assert [engine.opaque for engine in engines] == [False, False, False, True]
     vec, vec16, amx, neon = (identity(engine).namespace for engine in engines)
     assert vec == vec16
     assert len({vec, amx, neon}) == 3
 
 
 def test_what_a_rank_says_survives_its_record() -> None:
-    for found in (look(Attention(full())), look(Attention(full(), isa="amx")), RankLayout()):
+    for found in (look(Attention(full())), look(Attention(full(), isa="neon")), RankLayout()):
         assert RankLayout.from_plain(json.loads(json.dumps(found.to_plain()))) == found
 
 
@@ -421,7 +431,8 @@ def test_states_in_the_other_convolution_layout_are_opaque(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("model", "layout"), [("llama", "kv1:lbh-ktv"), ("gemma", "kv1:lbh-ktv"), ("deepseek", "kv1:latent"), ("qwen", "kv1:gdn-kv+lbh-ktv")]
+    ("model", "layout"),
+    [("llama", f"kv1:{ATTENTION}"), ("gemma", f"kv1:{ATTENTION}"), ("deepseek", "kv1:latent"), ("qwen", f"kv1:gdn-kv+{ATTENTION}")],
 )
 def test_the_caches_of_real_engines_are_known(model: str, layout: str, models: Any, start: Callable[..., Engine]) -> None:
     engine = start(models(model), None)
