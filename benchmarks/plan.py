@@ -170,6 +170,7 @@ SCRIPTS = (
         "survive",
         "a store that is dead, slow, or back again",
         {"quick": ("--loads", "50", "--rounds", "3"), "full": ()},
+        targets=("survive",),
         outputs=("json",),
     ),
     Script(

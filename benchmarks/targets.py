@@ -22,6 +22,7 @@ TARGETS = {
     "gil": "a main loop in pure Python beside I/O in its process and in another: at most 5 points apart",
     "scale": "look-up, submit and memory at 10^3 to 10^6 keys: flat or logarithmic",
     "ttft": "time to first token with all chunks in a tier: below recomputing, and not above vLLM's tiering over fs",
+    "survive": "a store that is dead, back again, or flooded: look-ups of 20 µs, used again in 2 probe intervals, loads in 3 times as long",
     "s3": "s3: at least 0.95 of raw NIXL, of vLLM's obj tier, of boto3 and of raw s3fs",
     "p2p-nixl": "p2p data plane, integrity on, from 1 MiB: at least 0.9 of raw NIXL",
     "p2p-vllm": "p2p, integrity on, from 256 KiB: at least 1.0 of vLLM's p2p tier",
