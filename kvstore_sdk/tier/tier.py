@@ -299,12 +299,12 @@ class Tier:
         ready = self.ready
         if not ready:
             return []
-        jobs = [ready.popleft() for _ in range(len(ready))]
-        if None in jobs:
+        if None in ready.copy():
+            # Before any job is taken out: what is taken out is reported.
             self._look_around()
-            jobs += [ready.popleft() for _ in range(len(ready))]
-            if self._pumps:
-                self.wake()
+        jobs = [ready.popleft() for _ in range(len(ready))]
+        if self._pumps:
+            self.wake()
         give_out = self._desk.give_out
         return [give_out(job) for job in jobs if job is not None]
 

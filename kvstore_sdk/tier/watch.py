@@ -98,6 +98,10 @@ class Watch:
 
     def look(self, now: float) -> None:
         """End what has no time left, and find what should have returned."""
+        if self._rung:
+            # Before all else: the thread may have rung for what was seen to already, and must not wait for it.
+            self._rung = False
+            self._looked.set()
         if now < self.at_s:
             return
         desk, work = self._desk, self._work
@@ -118,9 +122,6 @@ class Watch:
         next_s = min(desk.next_deadline_s(), work.next_deadline_s(), now + _LONGEST_S)
         # Not sooner than a millisecond: a call that has no deadline yet gets one while we look away.
         self.at_s = max(next_s, now + 0.001)
-        if self._rung:
-            self._rung = False
-            self._looked.set()
 
     def _run(self) -> None:
         while not self._stopped:

@@ -123,7 +123,8 @@ class WorkQueue:
         self._folded.append(job)
         if self._idle and not self._called:
             self._called = True
-            self._wake(1)
+            if not self._wake(1):
+                self._called = False
 
     def put_items(self, kind: Kind, items: Sequence[Item]) -> None:
         """Queue items of jobs that were unfolded."""
@@ -315,19 +316,22 @@ class WorkQueue:
             with contextlib.suppress(ValueError):
                 self._idle.remove(bell)
 
-    def _wake(self, number: int) -> None:
+    def _wake(self, number: int) -> int:
         """Have so many threads, of those that wait, look again. Takes no lock; what they are to find has to be there before.
+        Returns how many were woken.
 
         A thread that was woken looks before it waits again or ends, and one that ends wakes another: so nothing is put in vain.
         """
         idle = self._idle
-        while number > 0 and idle:
+        woken = 0
+        while woken < number and idle:
             try:
                 idle.pop().release()
             except IndexError:
                 # Somebody else has just taken the last one.
-                return
-            number -= 1
+                break
+            woken += 1
+        return woken
 
     # Inside, with the lock held.
 

@@ -100,6 +100,43 @@ def test_without_a_thread_that_looks_at_the_clock_each_poll_does(new_engine: New
     assert engine.tier.ready
 
 
+def test_a_look_between_that_at_the_clock_and_the_ring_costs_no_later_deadline(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread rings for what the engine has just seen to, and must not wait for ever to be answered."""
+    armed, seen, flushed = threading.Event(), threading.Event(), threading.Event()
+
+    def ring(watch: Any, rung: bool) -> None:
+        if rung and armed.is_set():
+            armed.clear()
+            seen.set()
+            flushed.wait(LIMIT_S)
+        watch.__dict__["rung"] = rung
+
+    monkeypatch.setattr(Watch, "_rung", property(lambda watch: watch.__dict__.get("rung", False), ring), raising=False)
+    backend = FaultyBackend(open_memory(""), [Fault("get", Hang())])
+    armed.set()
+    engine = new_engine(backend, load_timeout_s=0.2)
+    assert seen.wait(LIMIT_S)
+    engine.tier.flush()
+    flushed.set()
+    job_id = engine.submit_load([key(0)])
+    assert [result.job_id for result in until_ready(engine)] == [job_id]
+
+
+def test_a_look_around_that_fails_loses_no_job(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine()
+    job_id = engine.submit_store(keys(2))
+    end_s = time.monotonic() + LIMIT_S
+    while not any(job is not None for job in engine.tier.ready.copy()):
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    engine.tier.wake()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.tier, "_look_around", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.tier.poll()
+    assert [(result.job_id, result.success) for result in until_ready(engine)] == [(job_id, True)]
+
+
 def test_the_thread_that_looks_at_the_clock_ends_with_the_tier(new_engine: NewEngine) -> None:
     for _ in range(20):
         engine = new_engine(name="clocked", lookup_timeout_s=0.01)

@@ -28,6 +28,23 @@ def test_a_thread_that_ends_wakes_another_one_for_what_it_may_have_been_woken_fo
     assert woken == [1]
 
 
+class _Taken(list[Any]):
+    """Who waited when it was looked at, and was woken by somebody else then."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_a_job_that_found_nobody_to_wake_keeps_no_later_one_from_waking_somebody(queue: Queue) -> None:
+    queue._idle = _Taken()
+    queue.put_job(job(1, Kind.LOAD, [1]))
+    waiting = threading.Lock()
+    waiting.acquire()
+    queue._idle = [waiting]
+    queue.put_job(job(2, Kind.LOAD, [2]))
+    assert waiting.acquire(blocking=False), "nobody was woken"
+
+
 class Workers:
     """Threads that take batches from a queue and keep them until they are told."""
 
