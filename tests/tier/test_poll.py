@@ -100,7 +100,7 @@ def test_without_a_thread_that_looks_at_the_clock_each_poll_does(new_engine: New
     assert engine.tier.ready
 
 
-def test_a_look_between_that_at_the_clock_and_the_ring_costs_no_later_deadline(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_between_that_at_the_clock_and_the_ring_costs_no_deadline(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread rings for what the engine has just seen to, and must not wait for ever to be answered."""
     armed, seen, flushed = threading.Event(), threading.Event(), threading.Event()
 
