@@ -28,6 +28,7 @@ os.environ.update(
     TORCH_COMPILE_DISABLE="1",
 )
 
+import vllm_kernels  # noqa: F401  before vLLM
 from vllm_engines import Engine, Stored
 from vllm_models import ModelShop
 from vllm_stand import Stand

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import vllm_kernels  # noqa: F401  before vLLM; ranks import this file again
 from vllm_engines import Engine
 from vllm_models import TinyModel
 

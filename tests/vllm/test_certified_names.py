@@ -18,7 +18,6 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 from vllm_engines import Engine
-from vllm_models import ATTENTION
 
 from kvstore_sdk.identity import GroupIdentity, KVIdentity, WriterIdentity
 from kvstore_sdk.layout import OPAQUE, AttentionShape, LatentShape, LayoutError, OpaqueShape, Topology, payload_bytes
@@ -432,7 +431,7 @@ def test_states_in_the_other_convolution_layout_are_opaque(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("llama", f"kv1:{ATTENTION}"), ("gemma", f"kv1:{ATTENTION}"), ("deepseek", "kv1:latent"), ("qwen", f"kv1:gdn-kv+{ATTENTION}")],
+    [("llama", "kv1:lbh-ktv"), ("gemma", "kv1:lbh-ktv"), ("deepseek", "kv1:latent"), ("qwen", "kv1:gdn-kv+lbh-ktv")],
 )
 def test_the_caches_of_real_engines_are_known(model: str, layout: str, models: Any, start: Callable[..., Engine]) -> None:
     engine = start(models(model), None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm_engines import HOST_BYTES, PROMPT_TOKENS, Answer, Engine, fs_entry, reusable
-from vllm_models import ATTENTION, VOCABULARY, ModelShop, TinyModel, prompts
+from vllm_models import VOCABULARY, ModelShop, TinyModel, prompts
 from vllm_records import header_of, is_good, record_paths, replace_payload
 
 HIDDEN = 128
@@ -168,7 +168,7 @@ def back_from_everywhere(
     assert from_store[2].differs(expected[2]) > 0.0, "wrong KV must show, or equal answers would prove nothing"
 
 
-@pytest.mark.parametrize(("heads", "layout"), [(2, f"kv1:{ATTENTION}"), (4, "opaque-ranks")])
+@pytest.mark.parametrize(("heads", "layout"), [(2, "kv1:lbh-ktv"), (4, "opaque-ranks")])
 def test_a_draft_model_among_the_layers_of_the_model(
     heads: int, layout: str, models: ModelShop, start: Callable[..., Engine], computed: Callable[..., list[Answer]], tmp_path: Path
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_group_that_holds_a_draft_layer_is_read_but_for_its_last_chunk(
     reuse = reusable(PROMPT_TOKENS, chunk) - chunk
     assert reuse > 0
     expected, options = computed(mtp, speculative_config=MTP), {"speculative_config": MTP, **DENSE}
-    back_from_everywhere(start, expected, mtp, tmp_path / "kv", blocks_per_chunk, reuse, f"kv1:{ATTENTION}", **options)
+    back_from_everywhere(start, expected, mtp, tmp_path / "kv", blocks_per_chunk, reuse, "kv1:lbh-ktv", **options)
 
 
 def test_the_draft_layer_s_own_pages_come_back(mtp: TinyModel, start: Callable[..., Engine]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from vllm_engines import PROMPT_TOKENS, Answer, Engine, fs_entry, reusable
-from vllm_models import ATTENTION, ModelShop, prompts
+from vllm_models import ModelShop, prompts
 from vllm_records import header_of, is_good, record_paths, replace_payload
 
 from kvstore_sdk.format import HEADER_BYTES
@@ -24,7 +24,7 @@ CASES = [
     # vLLM offers no states of larger chunks to its tiers.
     ("qwen", 1, 1000),
 ]
-LAYOUTS = {"llama": f"kv1:{ATTENTION}", "deepseek": "kv1:latent", "gemma": f"kv1:{ATTENTION}", "qwen": f"kv1:gdn-kv+{ATTENTION}"}
+LAYOUTS = {"llama": "kv1:lbh-ktv", "deepseek": "kv1:latent", "gemma": "kv1:lbh-ktv", "qwen": "kv1:gdn-kv+lbh-ktv"}
 HOST_BYTES = 64 << 20
 
 

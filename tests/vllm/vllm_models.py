@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 VOCABULARY = 512
-
-ATTENTION = "lbh-amx" if torch.cpu._is_amx_tile_supported() else "lbh-ktv"
-"""The interior of attention's caches in bfloat16, for which vLLM has other kernels where a CPU has AMX. In float32 it is `lbh-ktv`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,8 @@ class ModelShop:
 
 
 def _save(path: Path, build: Callable[[], Any], seed: int = 0) -> Path:
+    import torch
+
     torch.manual_seed(seed)
     build().to(torch.bfloat16).save_pretrained(path)
     return path
@@ -103,9 +100,7 @@ def deepseek(path: Path) -> TinyModel:
         max_position_embeddings=2048,
         initializer_range=0.2,
     )
-    # vLLM takes other kernels where a CPU has AMX, which have neither these blocks nor float32.
-    options = {"attention_backend": "CPU_MLA"}
-    return TinyModel(_save(path, lambda: DeepseekV2ForCausalLM(config)), block_tokens=16, blocks=80, groups=1, engine=options)
+    return TinyModel(_save(path, lambda: DeepseekV2ForCausalLM(config)), block_tokens=16, blocks=80, groups=1)
 
 
 def gemma(path: Path) -> TinyModel:
