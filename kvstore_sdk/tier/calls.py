@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -215,9 +215,14 @@ class Calls:
             for name in names:
                 self._failed(operation, name, failure, elapsed_s)
             return [asked.fail(failure) for _ in names]
+        good: object = _NONE
         for name, answer in zip(names, answers, strict=True):
+            if answer is good:
+                continue
             if (its_error := asked.error_of(name, answer)) is not None:
                 self._failed(operation, name, its_error, elapsed_s)
+            else:
+                good = answer
         return answers
 
     def _read(self, doing: str, returned: Any, asked: Asked[R]) -> tuple[list[R], BreachError | None]:
@@ -227,7 +232,7 @@ class Calls:
         try:
             # Copied first: it may be of a class of the vendor's, and may change while we look.
             listed = isinstance(returned, (list, tuple))
-            answers = [_own(answer) for answer in islice(returned, len(asked.names) + 1)] if listed else []
+            answers = _own_all(islice(returned, len(asked.names) + 1)) if listed else []
             wrong = _what_is_wrong(returned, answers, asked.names, asked.right)
             cause: BaseException | None = None
         except BaseException as error:  # noqa: BLE001  # a vendor's class may do anything when it is looked at
@@ -333,8 +338,24 @@ def _what_is_wrong(returned: Any, answers: list[Any], names: Sequence[str], righ
     if len(answers) != len(names):
         number = len(answers) if len(answers) < len(names) else f"more than {len(names)}"
         return f"answered {number} results for {len(names)} items"
-    wrong = next((place for place, answer in enumerate(answers) if not right(answer)), None)
-    return None if wrong is None else f"item {wrong} is a {type(answers[wrong]).__name__} that the contract does not allow"
+    before: object = _NONE
+    for place, answer in enumerate(answers):
+        if answer is not before and not right(answer):
+            return f"item {place} is a {type(answer).__name__} that the contract does not allow"
+        before = answer
+    return None
+
+
+def _own_all(returned: Iterable[Any]) -> list[Any]:
+    """As `_own`, each. Backends give one object to most items of a call: what is the same as the one before is not looked at again."""
+    answers: list[Any] = []
+    before: object = _NONE
+    own: Any = None
+    for answer in returned:
+        if answer is not before:
+            before, own = answer, _own(answer)
+        answers.append(own)
+    return answers
 
 
 def _own(answer: Any) -> Any:
@@ -363,6 +384,9 @@ def _own_error(error: BackendError) -> BackendError:
     own.__cause__ = error
     return own
 
+
+_NONE = object()
+"""No answer of a backend."""
 
 _NEVER_OVER: Ticket = "the answer that named it could not be read"
 """Ticket of what stays out of use for good. The bound on quarantined memory bounds it too."""
