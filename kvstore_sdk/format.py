@@ -22,6 +22,7 @@ __all__ = [
     "MAGIC",
     "Flaw",
     "Header",
+    "is_header",
     "padded_bytes",
     "read_header",
     "record_bytes",
@@ -129,15 +130,24 @@ def verify(record: memoryview, key: ChunkKey, layout: str, payload_bytes: int) -
         return Flaw.LENGTH
     page = bytes(record[:HEADER_BYTES])
     checksum = page[_PAYLOAD_CHECKSUM]
-    # The page that `seal` would write is the only right one, so the rule is one comparison; fields are looked at to name what is wrong.
-    try:
-        right = page == _page(Header(key, payload_bytes, layout, checksum))
-    except (ValueError, struct.error):
-        # Nothing is ever sealed under such a key or layout.
-        right = False
-    if not right:
+    if not _is_page(page, key, layout, payload_bytes):
         return _flaw(page, key, layout)
     return None if xxhash.xxh3_128_digest(record[HEADER_BYTES:]) == checksum else Flaw.PAYLOAD
+
+
+def is_header(page: memoryview | bytes, key: ChunkKey, layout: str, payload_bytes: int) -> bool:
+    """Whether the first 4,096 bytes are the header of this record, as `seal` writes it. Says nothing of the payload."""
+    # A copy, as for `read_header`.
+    return _is_page(bytes(page[:HEADER_BYTES]), key, layout, payload_bytes)
+
+
+def _is_page(page: bytes, key: ChunkKey, layout: str, payload_bytes: int) -> bool:
+    # The page that `seal` would write is the only right one, so the rule is one comparison; fields are looked at to name what is wrong.
+    try:
+        return page == _page(Header(key, payload_bytes, layout, page[_PAYLOAD_CHECKSUM]))
+    except (ValueError, struct.error):
+        # Nothing is ever sealed under such a key or layout.
+        return False
 
 
 def _flaw(page: bytes, key: ChunkKey, layout: str) -> Flaw:

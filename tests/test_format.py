@@ -15,7 +15,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore_sdk.format import HEADER_BYTES, LAYOUT_BYTES, Flaw, Header, padded_bytes, read_header, record_bytes, seal, verify
+from kvstore_sdk.format import HEADER_BYTES, LAYOUT_BYTES, Flaw, Header, is_header, padded_bytes, read_header, record_bytes, seal, verify
 from kvstore_sdk.keys import MAX_HASH_BYTES, ChunkKey
 
 PAYLOAD_BYTES = 3000
@@ -285,6 +285,25 @@ def test_a_header_with_a_right_checksum_is_read_as_written_or_not_at_all(changes
 def test_read_only_memory_and_bytes_can_be_verified(record: bytearray) -> None:
     assert flaw_of(bytes(record)) is None
     assert read_header(bytes(record)) == read_header(memoryview(record).toreadonly())
+
+
+def test_a_header_is_that_of_one_record_alone(record: bytearray) -> None:
+    header = read_header(record)
+    assert header is not None
+    key, layout, payload_bytes = header.key, header.layout, header.payload_bytes
+    assert is_header(memoryview(record), key, layout, payload_bytes)
+    others = (
+        (key._replace(group=key.group + 1), layout, payload_bytes),
+        (key, layout + "x", payload_bytes),
+        (key, layout, payload_bytes + 1),
+    )
+    assert not any(is_header(record, *other) for other in others)
+    assert not is_header(record, key, "", payload_bytes)
+    assert not is_header(record[: HEADER_BYTES - 1], key, layout, payload_bytes)
+    for at in range(HEADER_BYTES):
+        record[at] ^= 1
+        assert not is_header(record, key, layout, payload_bytes)
+        record[at] ^= 1
 
 
 REFUSED: dict[str, dict[str, Any]] = {

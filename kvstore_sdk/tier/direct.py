@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kvstore_sdk.backend import Buffer, Region
-from kvstore_sdk.format import HEADER_BYTES, Flaw, read_header, record_bytes, verify
+from kvstore_sdk.format import HEADER_BYTES, Flaw, is_header, read_header, record_bytes, verify
 from kvstore_sdk.keys import ChunkKey
 from kvstore_sdk.tier.jobs import Item
 from kvstore_sdk.tier.records import NotMovedError, keep_mapped
@@ -58,8 +58,9 @@ class DirectRecords:
         return buffer
 
     def fill(self, item: Item, key: ChunkKey, buffer: Buffer) -> bool:
-        header = read_header(buffer.view[:HEADER_BYTES])
-        if header is None or (header.key, header.layout, header.payload_bytes) != (key, self._layout, item.payload_bytes):
+        page = bytes(buffer.view[:HEADER_BYTES])
+        if not is_header(page, key, self._layout, item.payload_bytes):
+            header = read_header(page)
             found = "no sealed record" if header is None else f"{header.key.name} of layout {header.layout}, {header.payload_bytes} bytes"
             logger.error("%s: row %d was to be stored as %s and holds %s: it is not stored", self._name, item.row, key.name, found)
             self.let_go(item)
