@@ -372,6 +372,8 @@ class WorkQueue:
         """Whether an item may be in the batch of another one, which has room for so many bytes."""
         if self._batch_bytes and item.payload_bytes > room_bytes:
             return False
+        if item.job is first.job:
+            return True
         # A batch has the time of the item that has least.
         left_s, firsts_s = item.job.deadline_s - now, first.job.deadline_s - now
         return left_s <= 2 * firsts_s and firsts_s <= 2 * left_s
@@ -430,31 +432,33 @@ class WorkQueue:
         keys: set[bytes] = set()
         aside: list[Item] = []
         namespace = ""
+        is_store, typical_s = kind is Kind.STORE, self._typical_s[kind]
         while queue and len(items) < limit:
             if items and not self._goes_with(queue[0], items[0], room_bytes, now):
                 break
             item = queue.popleft()
-            if kind is Kind.STORE:
+            job = item.job
+            if is_store:
                 self.queued_store_bytes -= item.payload_bytes
             # Closed, or about to be: there is no time left for a call, and that it fails would be no news of the store.
-            if not item.job.open or item.job.deadline_s <= now + min(self._typical_s[kind], item.job.timeout_s / 4):
+            if not job.open or job.deadline_s <= now + min(typical_s, job.timeout_s / 4):
                 continue
             # No two items of one name in a call, and no two namespaces.
-            if item.key in keys or (namespace and item.job.namespace != namespace):
+            if item.key in keys or (namespace and job.namespace != namespace):
                 aside.append(item)
                 continue
-            namespace = item.job.namespace
+            namespace = job.namespace
             keys.add(item.key)
             room_bytes -= item.payload_bytes
             items.append(item)
         for item in reversed(aside):
             queue.appendleft(item)
-            if kind is Kind.STORE:
+            if is_store:
                 self.queued_store_bytes += item.payload_bytes
         if not items:
             return None
         taken = [self._free.pop() for _ in items]
-        if kind is Kind.STORE:
+        if is_store:
             self._in_stores.update(taken)
         return Batch(items=items, slots=taken, kind=kind, operation="get" if kind is Kind.LOAD else "put", namespace=namespace)
 
