@@ -105,12 +105,15 @@ class Loads:
         # One after the other of a job, as settling costs a job and not a key.
         loaded: list[Ending] = []
         flawed: list[tuple[Item, int, ChunkKey, Get, _Bad]] = []
+        good = 0
         for (item, slot, key, get), answer in zip(items, answers, strict=True):
             if _is_there(answer):
                 answered = True
                 if (flaw := self._flaw(item, key, get, answer)) is not None:
                     flawed.append((item, slot, key, get, flaw))
-                elif self._deliver(batch, item, key, get):
+                    continue
+                good += 1
+                if self._deliver(batch, item, key, get):
                     if loaded and loaded[0].job is not item.job:
                         self._settle(loaded)
                         loaded = []
@@ -124,6 +127,7 @@ class Loads:
                 if not (may_help and self._verdict.retry(batch, item, answer.error)):
                     self._fail(batch, item, "timeout" if answer.status in (GetStatus.TIMED_OUT, GetStatus.IN_DOUBT) else "failed")
         self._settle(loaded)
+        self._trust_in(good)
         # Whatever was good does not wait for a second look at these.
         for item, slot, key, get, flaw in flawed:
             yield from self._look_again(batch, item, key, get, flaw, deadline, slot, doubts)
@@ -153,6 +157,7 @@ class Loads:
             self._fail(batch, item, "failed")
         elif (second := self._flaw(item, key, get, again)) is None:
             self._metrics.count("unstable_reads")
+            self._trust_in(1)
             if self._deliver(batch, item, key, get):
                 self._settle((item.ended(Outcome.DONE, "loaded", item.payload_bytes),))
         else:
@@ -172,10 +177,13 @@ class Loads:
         self._calls.report_corrupt(key.name)
         return _Bad(flaw)
 
+    def _trust_in(self, good: int) -> None:
+        """So many records were found to be good."""
+        if self._settings.verify:
+            self._trust.verified(True, good)
+
     def _deliver(self, batch: Batch, item: Item, key: ChunkKey, get: Get) -> bool:
         """Have the record in the engine's row. Returns whether it is; if not, the item has failed."""
-        if self._settings.verify:
-            self._trust.verified(True)
         try:
             self._records.deliver(item, key, get.into[0])
         except NotMovedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import repeat
 
 __all__ = ["Trust"]
 
@@ -26,11 +27,11 @@ class Trust:
         self._good = 0
         self._removed = 0
 
-    def verified(self, good: bool) -> bool:
-        """Record an outcome. Returns whether this process should not trust itself now."""
+    def verified(self, good: bool, times: int = 1) -> bool:
+        """Record an outcome, or one of several in a row. Returns whether this process should not trust itself now."""
         with self._lock:
-            self._recent.append(good)
-            self._good += good
+            self._recent.extend(repeat(good, times))
+            self._good += good * times
             return not good and len(self._recent) >= _ENOUGH and self._recent.count(False) * 2 > len(self._recent)
 
     def may_remove(self) -> bool:

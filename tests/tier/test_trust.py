@@ -35,6 +35,16 @@ def test_a_host_that_begins_to_read_wrong_removes_a_few_records_whatever_it_has_
     assert removed == 4
 
 
+def test_good_records_count_each_also_when_they_are_told_together() -> None:
+    trust = Trust()
+    trust.verified(True, 7)
+    trust.verified(False)
+    assert not trust.may_remove()
+    trust.verified(True, 1)
+    assert trust.may_remove()
+    assert not trust.may_remove()
+
+
 def test_a_few_records_do_not_make_a_verdict() -> None:
     trust = Trust()
     assert not any(trust.verified(False) for _ in range(7))
