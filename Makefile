@@ -117,4 +117,5 @@ format:
 
 clean:
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f backends/kvstore_sdk_backends/fs/_librecords.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.metadata
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ PACKAGES = {
 }
 
 
-LIBRARY = "kvstore_sdk_backends/fs/librecords.so"
+LIBRARY = "kvstore_sdk_backends/fs/_librecords.so"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -104,6 +105,27 @@ def test_without_a_compiler_that_works_the_wheel_is_pure_and_holds_all_but_the_l
     assert {name for name in contents(wheel) if ".dist-info/" not in name} - {LIBRARY} == {
         name for name in contents(pure) if ".dist-info/" not in name
     }
+
+
+@pytest.mark.parametrize(
+    "why", ["no compiler", "a compiler that cannot be parsed", "a compiler that fails", "a place that cannot be written"]
+)
+def test_a_library_that_cannot_be_built_is_a_reason_and_no_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """From a tree that is read-only or somebody else's too; and no library of an older source stays where it can be removed."""
+    native = runpy.run_path(str(ROOT / "tools" / "native.py"))
+    source, library = tmp_path / native["SOURCE"], tmp_path / native["LIBRARY"]
+    library.parent.mkdir(parents=True)
+    shutil.copy(ROOT / native["SOURCE"], source)
+    assert native["build"](tmp_path) == ""
+    assert library.read_bytes().startswith(b"\x7fELF")
+    if why == "a place that cannot be written":
+        library.unlink()
+        library.mkdir()
+    else:
+        monkeypatch.setenv("CC", {"no compiler": "/nonexistent/cc", "a compiler that fails": "false"}.get(why, "cc '"))
+    assert native["build"](tmp_path)
+    assert library.is_dir() == (why == "a place that cannot be written")
+    assert sorted(path.name for path in library.parent.iterdir() if path.is_file()) == ["records.c"]
 
 
 def test_the_wheel_is_the_same_from_the_sdist_and_from_the_tree(wheel: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A C compiler (`$CC`, or cc) is all it takes. Without one, or when it fails, the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("backends/kvstore_sdk_backends/fs/records.c")
-LIBRARY = Path("backends/kvstore_sdk_backends/fs/librecords.so")
+LIBRARY = Path("backends/kvstore_sdk_backends/fs/_librecords.so")
 TIMEOUT_S = 120.0
 
 
@@ -46,8 +47,9 @@ def build(root: Path) -> str:
     target = root / LIBRARY
     # Never written over: a process may have it mapped.
     made = target.with_suffix(f".{os.getpid()}")
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    given = os.environ.get("CC") or "cc"
     try:
+        compiler = shlex.split(given)
         subprocess.run(
             [*compiler, "-std=c11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-o", made, root / SOURCE],
             check=True,
@@ -57,14 +59,15 @@ def build(root: Path) -> str:
         )
         made.replace(target)
     except subprocess.CalledProcessError as failed:
-        problem = f"{shlex.join(compiler)} ended with {failed.returncode}: {failed.stderr.strip()[-2000:]}"
-    except (OSError, subprocess.SubprocessError) as cause:
+        problem = f"{given} ended with {failed.returncode}: {failed.stderr.strip()[-2000:]}"
+    except (OSError, ValueError, subprocess.SubprocessError) as cause:
         problem = str(cause)
     else:
         return ""
-    made.unlink(missing_ok=True)
-    # One of an older source must not go into a wheel, nor be used.
-    target.unlink(missing_ok=True)
+    # One of an older source must not go into a wheel, nor be used. A tree that is read-only, or another's, stays as it is.
+    for path in (made, target):
+        with contextlib.suppress(OSError):
+            path.unlink()
     return problem
 
 

@@ -347,8 +347,16 @@ class FsBackend:
         # The age rule of the temporary files rests on this limit.
         at_s = min(deadline.at_s, time.monotonic() + LONGEST_PUT_S)
         answers = self._native.put(puts, temps, self.capabilities.max_record_bytes, self._direct.enabled, at_s)
-        for put, temp, answer in zip(puts, temps, answers, strict=True):
-            yield _PUT[answer] or self._put(put, deadline, temp if answer == WRITTEN else "")
+        done = 0
+        try:
+            for put, temp, answer in zip(puts, temps, answers, strict=True):
+                yield _PUT[answer] or self._put(put, deadline, temp if answer == WRITTEN else "")
+                done += 1
+        finally:
+            # After an exception: whatever was written and is nobody's now.
+            for temp, answer in zip(temps[done:], answers[done:], strict=True):
+                if answer == WRITTEN:
+                    self._records.discard(temp)
 
     def _put(self, put: Put, deadline: Deadline, written: str = "") -> PutResult:
         """Store a record. `written`: the temporary file that holds it already."""

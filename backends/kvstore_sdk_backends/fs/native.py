@@ -24,7 +24,8 @@ _log = logging.getLogger("kvstore_sdk_backends.fs")
 UNDONE, DONE, MISSING, EXISTS, WRITTEN = range(5)
 """Answers, as in `records.c`. WRITTEN: the temporary file holds the whole record, and making it visible is left."""
 
-LIBRARY = Path(__file__).with_name("librecords.so")
+# The underscore: to Python anything that ends so is a module.
+LIBRARY = Path(__file__).with_name("_librecords.so")
 _ABI = 1
 _FOREVER_S = 9e9  # of a 64-bit number of nanoseconds
 
@@ -147,4 +148,4 @@ class _Batch:
 
 
 def _ns(at_s: float) -> int:
-    return int(min(at_s, _FOREVER_S) * 1e9)
+    return int(max(-_FOREVER_S, min(at_s, _FOREVER_S)) * 1e9)

@@ -108,6 +108,10 @@ class RecordWriter:
         growth = size_bytes
         try:
             if stopped():
+                # Of a rename that was tried before the answer may be lost: while the temporary name is there, it was not done.
+                removed, temp = _discard(temp), ""
+                if written and not removed:
+                    return PutResult(PutStatus.UNKNOWN)
                 raise StoppedError
             if claim and put.mode is Mode.CREATE:
                 claim.fit(growth)
@@ -140,6 +144,10 @@ class RecordWriter:
         if claim:
             claim.settle(growth)
         return _STORED
+
+    def discard(self, temp: str) -> None:
+        """Remove a temporary file that nobody will make visible, if it is there."""
+        _discard(temp)
 
     def sweep(self, deadline: Deadline) -> int:
         return sweep(self._temp_root, deadline)

@@ -226,3 +226,62 @@ def test_without_the_library_python_does_it(
     store = open_folder()
     assert desk.put(store, "v1/a", RECORD).status is PutStatus.STORED
     assert desk.get(store, "v1/a", len(RECORD))[1] == RECORD
+
+
+@pytest.mark.parametrize(("renamed", "why"), [(True, "the deadline passed"), (True, "closed"), (False, "the deadline passed")])
+def test_a_rename_whose_answer_is_lost_is_unknown_also_when_no_time_is_left_to_look(
+    store: FsBackend, desk: Any, monkeypatch: pytest.MonkeyPatch, renamed: bool, why: str
+) -> None:
+    """A file server may do it, answer with an error, and take until the deadline for that. TIMED_OUT would say that it is not there."""
+    desk.put(store, "v1/first", RECORD)
+    assert store._native
+    really = store._native.put
+    temps: list[str] = []
+
+    def put(puts: Any, names: Any, most_bytes: int, direct: bool, at_s: float) -> bytes:
+        temps.extend(names)
+        if renamed:
+            assert really(puts, names, most_bytes, direct, math.inf) == bytes([DONE])
+        else:
+            Path(names[0]).write_bytes(RECORD)
+        if why == "closed":
+            store._closed = True
+        return bytes([WRITTEN])
+
+    monkeypatch.setattr(store._native, "put", put)
+    [answer] = store.put([desk.put_item("v1/lost", RECORD)], Deadline(0.0) if why == "the deadline passed" else Deadline.after(30))
+    assert answer.status is (PutStatus.UNKNOWN if renamed else PutStatus.TIMED_OUT)
+    assert not Path(temps[0]).exists()
+    store._closed = False
+    found, _ = desk.get(store, "v1/lost", len(RECORD))
+    assert found.status is (GetStatus.FOUND if renamed else GetStatus.MISSING)
+
+
+def test_an_exception_in_the_middle_of_a_batch_leaves_no_temporary_file(
+    store: FsBackend, desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """^C for example, while Python does what C has left to it."""
+    really, calls = store._records.store, 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return really(*arguments)
+
+    monkeypatch.setattr(store._records, "store", interrupted)
+    # No folder is there yet: C has written them all.
+    puts = [desk.put_item(f"v1/{number}/record", RECORD) for number in range(8)]
+    with pytest.raises(KeyboardInterrupt):
+        store.put(puts, Deadline.after(30))
+    assert calls == 3
+    left = Path(store._records._temp_root).rglob("*")
+    assert not [path for path in left if path.is_file() and path.stat().st_size == len(RECORD)]
+
+
+def test_a_deadline_before_all_time_is_one_that_has_passed(store: FsBackend, desk: Any) -> None:
+    desk.put(store, "v1/first", RECORD)
+    for at_s in (-math.inf, -1e300, 0.0):
+        assert [answer.status for answer in store.put([desk.put_item("v1/late", RECORD)], Deadline(at_s))] == [PutStatus.TIMED_OUT]
+        assert [answer.status for answer in store.get([desk.get_item("v1/first", len(RECORD))], Deadline(at_s))] == [GetStatus.TIMED_OUT]
