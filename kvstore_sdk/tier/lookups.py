@@ -60,6 +60,9 @@ class LookupTable:
         """Set, by any thread, when the store stops working, or is too slow: from then on the engine's questions go through a `Gate`."""
         self.present: dict[bytes, float] = {}
         """Keys that are there, until when that is believed. In the order in which they were first learned."""
+        self.fresh = False
+        """Set by the owner between two steps: the next key that is not known may find news. Not those after it: news that come in the middle
+        of a request's keys would make the end of its prefix a hit before the beginning."""
         self._unheard: Sized = ()
         self._hear: Callable[[], None] = lambda: None
         # The record is there and no good: a MISS until it is replaced.
@@ -87,7 +90,7 @@ class LookupTable:
         return len(self._probes) + sum(len(asker.probes) for asker in self._askers.values())
 
     def listen(self, unheard: Sized, hear: Callable[[], None]) -> None:
-        """Before it asks about a key the table has to `hear` the news, while there are any `unheard`."""
+        """The first time that the table has no answer after it was made `fresh`, it has to `hear` the news, if any are `unheard`."""
         self._unheard = unheard
         self._hear = hear
 
@@ -122,9 +125,11 @@ class LookupTable:
         if told is None:
             told = self._open(request_id)
         left = told.get(key)
-        if left is None and self._unheard:
-            self._hear()
-            left = told.get(key)
+        if left is None and self.fresh:
+            self.fresh = False
+            if self._unheard:
+                self._hear()
+                left = told.get(key)
         if left is None:
             if self.present.get(key, 0.0) > self.now_s:
                 told[key] = self.max_hits - 1
@@ -144,7 +149,7 @@ class LookupTable:
         probe = self._asking.get(request_id)
         if probe is None or key in probe.table or len(key) != probe.key_bytes or key[-GROUP_BYTES:] != probe.group:
             return self.lookup(request_id, key)
-        if self._unheard or key in self._bad:
+        if self.fresh or key in self._bad:
             return self.lookup(request_id, key)
         probe.keys.append(key)
         probe.table[key] = probe
@@ -179,6 +184,7 @@ class LookupTable:
         """Give up the probes that have waited too long, so that those nobody looks up again do not pile up."""
         # What is asked from now on has the time from now on.
         self._asking.clear()
+        self.fresh = True
         if self._probes:
             self._expire(self._probes, self._timeout_s)
         if self._askers:

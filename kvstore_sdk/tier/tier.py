@@ -236,7 +236,8 @@ class Tier:
         """Say whether the backend has a chunk, from memory. MISS for a key that no chunk can have.
 
         PENDING becomes HIT or MISS within `lookup_timeout_s`, or what `begin_request` says: `flush` sends the question, and who looks up
-        again hears the answer.
+        again hears the answer, if it is there by the first look-up after a `flush`, or after a `poll` that had something to report. What
+        comes later waits for the next one: of the keys of one step none is told more than another.
         """
         table = self._table
         return self._gate.lookup(request_id, key) if table.wary else table.lookup(request_id, key)
@@ -299,6 +300,7 @@ class Tier:
         ready = self.ready
         if not ready:
             return []
+        self._table.fresh = True
         if None in ready.copy():
             # Before any job is taken out: what is taken out is reported.
             self._look_around()

@@ -564,7 +564,8 @@ def test_no_answer_is_no_news_of_a_known_record(table: Table) -> None:
     assert not table.answer_one(asked, None)
 
 
-def test_what_is_told_by_other_threads_is_heard_before_a_question_is_made(table: Table) -> None:
+def test_what_other_threads_tell_is_heard_between_two_steps_and_not_among_the_keys_of_one(table: Table) -> None:
+    """Or of a prefix the end would be a hit before the beginning: it would be fetched, and take the room of what has to come first."""
     news: list[bytes] = []
 
     def hear() -> None:
@@ -572,10 +573,16 @@ def test_what_is_told_by_other_threads_is_heard_before_a_question_is_made(table:
         news.clear()
 
     table.listen(news, hear)
-    table.lookup("r", b"other")
-    news.append(b"k")
-    assert table.lookup("r", b"k") is HIT
-    assert [key for _, key in table.sent()] == [b"other"]
+    chain = [b"k0", b"k1", b"k2", b"k3"]
+    table.expire()
+    news.append(b"k0")
+    assert [table.lookup("r", key) for key in chain[:2]] == [HIT, PENDING], "what came before the step"
+    news.extend(chain)
+    assert [table.lookup("r", key) for key in chain[2:]] == [PENDING, PENDING], "what came in the middle of it"
+    assert [table.ask("r", key) for key in (b"k4", b"k5")] == [PENDING, PENDING]
+    assert [table.lookup("other", key) for key in chain] == [HIT, PENDING, PENDING, PENDING], "nor to another request"
+    table.expire()
+    assert [table.lookup("new", b"k3"), table.lookup("new", b"k1")] == [HIT, HIT], "in the next step they are all there"
 
 
 def test_what_a_request_asks_for_in_a_step_counts_as_asked_with_the_first_of_it(table: Table) -> None:
