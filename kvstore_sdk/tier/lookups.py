@@ -61,7 +61,7 @@ class LookupTable:
         self.present: dict[bytes, float] = {}
         """Keys that are there, until when that is believed. In the order in which they were first learned."""
         self.fresh = False
-        """Set by the owner between two steps: the next key that is not known may find news. Not those after it: news that come in the middle
+        """Set by the owner between two steps: the next key that is not known may find news. Not those after it: what comes in the middle
         of a request's keys would make the end of its prefix a hit before the beginning."""
         self._unheard: Sized = ()
         self._hear: Callable[[], None] = lambda: None
