@@ -244,12 +244,16 @@ def test_idle_it_costs_next_to_nothing_and_while_something_is_expected_more(pair
         own = resource.getrusage(resource.RUSAGE_SELF)
         return [own.ru_nvcsw, wake_ups(pid), own.ru_utime + own.ru_stime, cpu_s(pid)]
 
-    began_s, before = time.monotonic(), used()
-    time.sleep(4.0)
-    after, took_s = used(), time.monotonic() - began_s
-    # The seconds on a machine of any speed.
-    for first, last, most in zip(before, after, (100, 160, 0.02, 0.02), strict=True):
-        assert last - first < most * took_s
+    # A child that has just come up has work left, on a busy machine for seconds. What turns without an end is found in each stretch.
+    for _ in range(5):
+        began_s, before = time.monotonic(), used()
+        time.sleep(4.0)
+        after, took_s = used(), time.monotonic() - began_s
+        # The seconds on a machine of any speed.
+        costs = [(last - first) / took_s for first, last in zip(before, after, strict=True)]
+        if idle := all(cost < most for cost, most in zip(costs, (100, 160, 0.02, 0.02), strict=True)):
+            break
+    assert idle, costs
     pair.asker.expect(time.monotonic() + LONG_S)
     woken = wake_ups(pid)
     until(lambda: wake_ups(pid) - woken > 3000, "what is expected is looked for")
