@@ -335,6 +335,11 @@ class LookupTable:
             probe.others.setdefault(key, set()).add(request_id)
         if now - probe.asked_s <= timeout_s:
             return True
+        if self._unheard:
+            # Who looks up without a step between hears what came, rather than that nothing came.
+            self._hear()
+            if key in told:
+                return False
         self.give_up(probe, (key,))
         return False
 

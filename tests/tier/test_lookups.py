@@ -585,6 +585,25 @@ def test_what_other_threads_tell_is_heard_between_two_steps_and_not_among_the_ke
     assert [table.lookup("new", b"k3"), table.lookup("new", b"k1")] == [HIT, HIT], "in the next step they are all there"
 
 
+def test_an_answer_that_came_is_heard_before_its_question_is_given_up(table: Table) -> None:
+    """Also by who looks up again and again, without a step."""
+    news: list[tuple[Probe, bytes]] = []
+
+    def hear() -> None:
+        while news:
+            table.answer_one(news.pop(), True)
+
+    table.listen(news, hear)
+    assert table.lookup("r", b"k") is PENDING
+    asked = table.sent()
+    table.turn(0.0)
+    assert table.lookup("r", b"k") is PENDING
+    news.extend(asked)
+    table.clock.now_s += TIMEOUT_S + 0.1
+    assert table.lookup("r", b"k") is HIT
+    assert table.timeouts == 0
+
+
 def test_what_a_request_asks_for_in_a_step_counts_as_asked_with_the_first_of_it(table: Table) -> None:
     table.lookup("r", b"1")
     table.clock.now_s += 1.5
